@@ -3,7 +3,7 @@
     python -m bench.resume [--modes sync async easgd] [--seeds 1 2 3]
 
 LeNet on Fashion-MNIST, one epoch, two workers. The whole process group is killed (SIGKILL) once half of the
-iterations are merged; `--resume` goes on from the last checkpoint, at most two seconds older. Status 1 if a mean of
+iterations are merged; `--resume` continues from the last checkpoint, at most two seconds older. Status 1 if a mean of
 resumed runs lies further below the mean of unbroken ones than these lie from each other (greatest minus least).
 """
 

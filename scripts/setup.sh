@@ -276,7 +276,7 @@ install_wheel() {
   rm -rf "$venv"/lib/python3*/site-packages/speedo-own-caffe*
   if ! pip install --no-index --no-deps --force-reinstall "$wheel_folder"/*.whl || ! check_pycaffe; then
     stop "the wheel in $wheel_folder cannot be used (the reason is above)" \
-      'Remove that folder and run make setup again: it is built anew then.'
+      'Remove that folder and run make setup again: it is then built again.'
   fi
 }
 

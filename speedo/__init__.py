@@ -75,7 +75,7 @@ def train(
 
     `mode` and `rule` are names, or a class or an object of your own, whose class is in a module. `options` are those of
     `speedo train`, with underscores: `max_iter`, `moving_rate`, `run_dir`, ... . The functions
-    `on_...` are called in this thread while the run goes on, soon after what they tell of. What one raises ends the
+    `on_...` are called in this thread during the run, soon after their event. What one raises ends the
     run, which exports its model, and is raised here then. Raises `SpeedoError` with what is wrong and what to change.
     """
     from speedo.actors.train_process import train_apart

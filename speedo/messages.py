@@ -83,9 +83,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A turn is finished and its payload lies in the store. `loss` is the mean over its steps.
+    """A turn is finished and its payload is in the store. `loss` is the mean over its steps.
 
-    `timings` tells where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
+    `timings` says where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
     others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
     `has_payload` in the store. A script may say no loss: it is NaN then, without `has_loss`. `records` are those that
     it trained on, where a script leases them. A script that `pauses` takes no turn after it until its `Pause` is over.
@@ -129,7 +129,7 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Testing:
-    """So many of the `batches` of a version's test are done by all testers together."""
+    """This many of the `batches` of a version's test are done by all testers together."""
 
     __test__ = False  # pytest takes the name for a test's
 
@@ -140,7 +140,7 @@ class Testing:
 
 @dataclass(frozen=True, slots=True)
 class Elapsed:
-    """The run has trained for so many seconds in all, those before it was resumed included."""
+    """The run has trained for this many seconds in all, those before it was resumed included."""
 
     seconds: float
 
@@ -154,7 +154,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """A worker's solver history lies in the store, for the checkpoint or snapshot of this version.
+    """A worker's solver history is in the store, for the checkpoint or snapshot of this version.
 
     `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there
     is nothing in the store.
@@ -172,7 +172,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """A checkpoint of so many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
+    """A checkpoint of this many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
 
     `histories` are the workers whose solver histories it has.
     """
@@ -231,7 +231,7 @@ class Team:
 
     `members` are worker, incarnation and samples of a step, in the order of summing; the first leads: it fetches the
     center and publishes the result of all. `formed` is a ticket that names this gathering: as long as it is the same,
-    the members go on with the connections that they have. `rate` is the factor of the mean after each round, where
+    the members continue with the connections that they have. `rate` is the factor of the mean after each round, where
     there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait for
     another member, in seconds. `spread` are the places in `members` of those that share memory, host by host, the
     leader's host first; empty if all are on one.
@@ -270,9 +270,9 @@ NO_TUNING = Tuning()
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Command to a worker: one turn of `steps` solver steps; in a team, of so many in each of its rounds.
+    """Command to a worker: one turn of `steps` solver steps; in a team, of this many in each of its rounds.
 
-    Without `moving_rate` the turn starts from center `version`. With it the worker goes on from its own
+    Without `moving_rate` the turn starts from center `version`. With it the worker continues from its own
     weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
     at this rate. Without one there is nothing to catch up on. Step `k` of the turn belongs to
     iteration `iteration_of(k)`: `samples` are those merged before the turn, `stride` those that one step of all
@@ -417,7 +417,7 @@ class KeepBest:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over; `complete` tells whether its work was done."""
+    """The run is over; `complete` says whether its work was done."""
 
     complete: bool
     reason: str
@@ -446,7 +446,7 @@ class Decision:
     """What a strategy wants, worker by worker; carried out in this order.
 
     `why` is the cause of the discards, for people. `merge` names workers whose results are merged together,
-    once, into one new version. `may_wait`: who trains would do so whatever becomes of other results, and may be told
+    once, into one new version. `may_wait`: who trains would do so whatever becomes of other results, and may be sent
     after those that have come already.
     """
 

@@ -24,7 +24,7 @@ from speedo.system.bounds import DataShare
 from speedo.watch.status import StatusBoard
 
 SILENT_S: Final = (
-    30.0  # a host that was not heard of for so long is left out where workers are spread
+    30.0  # a host that was not heard of for this long is left out where workers are spread
 )
 REBUILD_S: Final = 120.0  # for the turn under way to end, and again for an engine to be built
 
@@ -120,7 +120,7 @@ class HostManager:
         return f"{workers} workers wanted: {shares}"
 
     def want(self, workers: int) -> None:
-        """Somebody else decides where the workers run; so many are wanted in all."""
+        """Somebody else decides where the workers run; this many are wanted in all."""
         with self._lock:
             self._wanted_by_user = workers
             self._tell_wanted()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from speedo.actors.fleet.fleet import Fleet
     from speedo.actors.worker_host import WorkerHost
 
-LOOK_S: Final = 0.5  # how often this process looks whether it was told to stop
+LOOK_S: Final = 0.5  # how often this process looks whether it was asked to stop
 STATUS_S: Final = 1.0  # how often it asks the master how it goes
 FAREWELL_S: Final = 15.0
 ANSWER_S: Final = 60.0

@@ -375,7 +375,7 @@ class MasterActor:
             self._board.trouble_with_store(self._worst(f"server {index}", text))
 
     def _server_moved(self, why: str) -> None:
-        """Whoever has the former address of a server starts again: workers, and the tester."""
+        """Restart the processes that have the former address of a server: workers, and the tester."""
         for worker, incarnation in self._cluster.live():
             self._cluster.lost(worker, incarnation, why)
         self._cluster.tests.end()
@@ -399,7 +399,7 @@ class MasterActor:
         return tester
 
     def testing(self, tester: int, version: int, done: int, batches: int) -> None:
-        """A tester has done so many of the batches of a test."""
+        """A tester has done this many of the batches of a test."""
         self._cluster.tests.passed(tester, version, done, batches)
 
     def _store_trouble(self, problem: str | None) -> None:

@@ -46,7 +46,7 @@ CAUSE_WAIT_S = (
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Why a worker is not in the run any more; `for_good`: its like is not to be started again."""
+    """Why a worker is not in the run any more; `for_good`: do not restart it."""
 
     cause: str
     for_good: bool = False
@@ -84,7 +84,7 @@ class RayCluster:
         self._pace = pace
         self._begun: dict[int, tuple[int, float]] = {}  # ticket and time of a far worker's turn
         self._on_left = on_left
-        # Told of each result before the driver is, with what to call once the driver may know.
+        # Notified of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
         self._expected: dict[int, int] = {}  # worker, by ticket
         self._behind: dict[int, list[Event]] = {}  # by worker, until its results are there
@@ -130,7 +130,7 @@ class RayCluster:
         return self._gone.get((worker, incarnation))
 
     def lost(self, worker: int, incarnation: int, cause: str, *, done: bool = False) -> None:
-        """A worker is gone, or its script is `done`; told once, the first cause counts."""
+        """A worker is gone, or its script is `done`; reported once, the first cause counts."""
         with self._lock:
             if (worker, incarnation) in self._gone:
                 return
@@ -139,7 +139,7 @@ class RayCluster:
             if done and handle is not None:
                 self._done[worker, incarnation] = handle
         self._hang_up(worker, incarnation)
-        if not done:  # it may go on, and fetch what the run comes to
+        if not done:  # it may continue, and fetch what the run comes to
             self._on_left(worker, incarnation)
         left = Left(worker, incarnation, cause, done)
         if done:  # behind its last result

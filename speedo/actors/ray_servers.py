@@ -28,12 +28,12 @@ from speedo.run.settings import RunSettings
 from speedo.storage.redis.users import Access
 from speedo.watch.status import ServerStatus
 
-SILENT_S: Final = 10.0  # a host that was not heard of for so long does not bring its server back
+SILENT_S: Final = 10.0  # a host that was not heard of for this long does not bring its server back
 MARGIN_S: Final = (
     30.0  # a server waits for its store for as long as the run allows, and then says so
 )
 CUT_OFF_S: Final = (
-    20.0  # a server whose host was not heard of for so long is lost, whatever Ray says
+    20.0  # a server whose host was not heard of for this long is lost, whatever Ray says
 )
 SOON_S: Final = 1.0  # within which a server that is well answers, as a rule
 LOOK_S: Final = 0.1
@@ -98,7 +98,7 @@ class _Asked:
 class RayServers:
     """Implements `speedo.master.server_requests.Servers`. `wanted` is as in `--servers`.
 
-    Its methods are called from several threads. `moved` is told when a server has got another address: who has the
+    Its methods are called from several threads. `moved` is notified when a server has got another address: who has the
     former one can do nothing with it. `trouble` takes what is wrong with the users of a store.
     """
 
@@ -134,7 +134,7 @@ class RayServers:
     # ------------------------------------------------------------ hosts
 
     def enlist(self, host: str, workers: int) -> None:
-        """A host that can serve, and has so many workers."""
+        """A host that can serve, and has this many workers."""
         with self._changed:
             self._hosts[host] = workers
             self._heard[host] = time.monotonic()
@@ -316,7 +316,7 @@ class RayServers:
                 now = time.monotonic()
                 if now >= deadline or self._stopped:
                     raise StoreError(
-                        f"server {index} at {server.host} is lost ({cause}), and no host brought it back within "
+                        f"server {index} at {server.host} is lost ({cause}), and no host started it again within "
                         f"{self._settings.timeout_s:.0f} s"
                     )
                 if self._heard.get(server.host, 0.0) < now - SILENT_S:

@@ -71,7 +71,7 @@ class ScriptActor:
         self._over = threading.Event()  # the script has ended, or trains no more
         self._ended = threading.Event()  # its process has ended
         self._done, self._status, self._problem = False, 0, ""
-        self._knows_end = False  # it was told that the run is over
+        self._knows_end = False  # it has been notified that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
         self._saved: SimpleQueue[StateSaved | None] = SimpleQueue()
         self._relay: ChannelRelay | None = None  # far from the master
@@ -148,7 +148,7 @@ class ScriptActor:
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Have the script take its turns from this channel; returns when it trains no more.
 
-        Without one they are those of `turn`, and the master is told what comes of them.
+        Without one they are those of `turn`, and the master gets their results.
         """
         where = folder if self._relay is None else str(self._relay.folder)
         self._tell(Serve(where, self._servers()))
@@ -214,7 +214,7 @@ class ScriptActor:
     def wait(self) -> str:
         """Wait until the script's process has ended; why, if what it did after the training failed.
 
-        One that ended before it knew of the end was a worker that died: that is told already, and settled.
+        One that ended before it knew of the end was a worker that died: that is reported already, and settled.
         """
         self._ended.wait()
         return self._cause() if self._status and self._knows_end else ""
@@ -244,7 +244,7 @@ class ScriptActor:
         if not self._ended.wait(RAISED_S if self._problem else END_S):
             if self._problem:
                 return f"its script raised {self._problem}"
-            return "its script left its part of the run, and goes on"
+            return "its script left the run, and continues outside of it"
         text = f"its script {describe_exit(self._status)}"
         words = _last_line(self._log)
         if not self._status and not self._done:
@@ -312,7 +312,7 @@ class ScriptActor:
 
     def _tell(self, message: ToScript | Any) -> None:
         assert self._link is not None
-        with self._sending, suppress(OSError):  # its end is being told
+        with self._sending, suppress(OSError):  # its end is being sent
             self._link.send(message)
 
 

@@ -34,7 +34,7 @@ class ServerActor:
         log: Path,
         master: Any,
     ) -> int:
-        """Connect with its store, of whose troubles `master` is told; returns the process id."""
+        """Connect with its store, whose troubles are reported to `master`; returns the process id."""
         capture_stderr(log)
         failpoints.i_am_worker(order.index)
         faulthandler.enable()
@@ -66,5 +66,5 @@ class ServerActor:
 
     def _trouble(self, trouble: str | None) -> None:
         log_trouble(trouble)
-        with suppress(Exception):  # a master that cannot be told is noticed by the host
+        with suppress(Exception):  # a master that cannot be reached is noticed by the host
             self._master.trouble_of_server.remote(self._index, trouble or "")

@@ -65,7 +65,7 @@ class _Server:
 class ServerHost:
     """Servers of one run on this node, whose Redis listens at `address`, at ports that `port` gives (None: any).
 
-    Their own words go to files in `logs`. `note` is told what could not be started.
+    Their own words go to files in `logs`. `note` gets what could not be started.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class VersionTests:
             tester.ask(command)
 
     def passed(self, index: int, version: int, done: int, batches: int) -> None:
-        """Tester `index` has done so many of the batches of this test, of which there are `batches` for all."""
+        """Tester `index` has done this many of the batches of this test, of which there are `batches` for all."""
         with self._telling:
             own = self._done.get(version)
             if own is None:
@@ -160,7 +160,7 @@ class VersionTests:
         with self._telling:
             parts = self._parts.get(version)
             if parts is None:
-                return  # its problem was told
+                return  # its problem was reported
             parts[index] = found.part  # one that was asked for before, of this version, is as good
             if not found.problem and len(parts) < len(self.testers):
                 return

@@ -1,4 +1,4 @@
-"""The worker actor: one process with one Caffe solver, doing turns as it is told."""
+"""The worker actor: one process with one Caffe solver, doing turns as it is commanded."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class WorkerActor:
     ) -> Ready:
         """Build the solver, with its small files in the folder `scratch`, and connect to the store.
 
-        `master` is told when the store is waited for.
+        `master` is notified when the store is waited for.
         """
         from speedo.run.open_store import overlaps
 
@@ -133,7 +133,7 @@ class WorkerActor:
         return Ready(at, engine.samples_per_step, layout, near, overlaps, meets, self._lost)
 
     def rebuild(self, place: Assignment) -> Ready:
-        """Take another place with the engine built anew, all but its history."""
+        """Take another place with the engine rebuilt, all but its history."""
         if self._pipeline is not None:
             self._pipeline.close()
         if self._team is not None:
@@ -217,7 +217,7 @@ class WorkerActor:
 
         log_trouble(trouble)
         if self._master is not None:
-            with suppress(Exception):  # a master that cannot be told is noticed by the host
+            with suppress(Exception):  # a master that cannot be reached is noticed by the host
                 self._master.store_trouble_of.remote(
                     self._place.worker, self._place.incarnation, trouble or ""
                 )

@@ -40,7 +40,7 @@ class WorkerHost:
     """Workers of one run on this node; their output goes to files in `logs`, their small files to `scratch`.
 
     Workers that die are restarted after growing pauses. `last_died`, once set, is the cause of the last death when no
-    worker is left and none will be restarted. `note` is told what a slow start waits for. `options_of` gives Ray's
+    worker is left and none will be restarted. `note` gets what a slow start waits for. `options_of` gives Ray's
     options for the actor of the worker with this number.
     """
 
@@ -140,7 +140,7 @@ class WorkerHost:
         return holding_of(spec.on_node(self._folders[2]), network_of_machine())
 
     def change(self, count: int, leaving: Collection[int]) -> None:
-        """From now on have so many workers; those with the numbers in `leaving` end."""
+        """From now on have this many workers; those with the numbers in `leaving` end."""
         with self._lock:
             gone = [process for process in self._processes if process.number in leaving]
             self._leave(gone, "its place in the cluster is gone")
@@ -342,7 +342,7 @@ class WorkerHost:
                 if process.place is not None and end.is_of(process.place):
                     own = process.cause() if process.is_dead() else end.reason
                     self._died(process, own, now, for_good=end.for_good)
-        if orders.round > self._round:  # somebody wants so many now, whatever happened before
+        if orders.round > self._round:  # somebody wants this many now, whatever happened before
             self._round = orders.round
             self._leave([process for process in self._processes if process.given_up], "given up")
             self.last_died = None

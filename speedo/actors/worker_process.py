@@ -29,7 +29,7 @@ from speedo.system.cores import UNBOUND, CoreShare
 START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
 _SLOW: Final = "if it loads for longer, raise --timeout; else "
 END_S: Final = 2.0  # for a process to vanish after SIGKILL
-OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and whoever asks meanwhile
+OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and requests meanwhile
 
 
 class WorkerProcess:

@@ -51,8 +51,8 @@ class CompareCommand(PagedCommand):
 @click.argument("arguments", nargs=-1)
 @click.option(
     "--modes", default="all", show_default=True, metavar="MODE[+RULE][,MODE[+RULE]...]",
-    help="Modes to compare, each with its usual rule or another one, as in async,async+delay-compensated; both also as "
-    "package.module:Class. all: every mode but hybrid.",
+    help="Modes to compare, each with its default rule or another one, as in async,async+delay-compensated; both may "
+    "be package.module:Class. all: every mode but hybrid.",
 )  # fmt: skip
 @click.option(
     "--workers",
@@ -67,8 +67,8 @@ class CompareCommand(PagedCommand):
 )  # fmt: skip
 @click.option(
     "--longer", type=click.FloatRange(1, 10), default=1.25, show_default=True, metavar="F",
-    help="Train the modes F times as long, so that one that needs more epochs reaches the loss too. 1 under lr_policy "
-    "poly, whose rates depend on the end.",
+    help="Train the modes F times as long, so that slower ones reach the loss too. With lr_policy poly, whose rates "
+    "depend on max_iter, F is 1.",
 )  # fmt: skip
 @click.option(
     "--seeds",
@@ -96,7 +96,7 @@ class CompareCommand(PagedCommand):
     help="Folder of the comparison.  [default: runs/compare-NAME, by the solver's folder]",
 )  # fmt: skip
 @click.option(
-    "--dry-run", is_flag=True, help="List the runs and how long they would take, and make none."
+    "--dry-run", is_flag=True, help="List the runs and their estimated time, and start none."
 )
 @options_named(*PASSED_ON)
 def compare(
@@ -116,19 +116,19 @@ def compare(
 ) -> None:
     """Train with sequential Caffe and with every mode, one run after another, and report how they learn.
 
-    The report says for each mode how many epochs it needs to the loss that sequential Caffe has at its end, how fast
-    it is, and the product of both factors: the speed-up to equal loss. Throughput with more workers than this machine
-    has cores is predicted, as by `speedo plan`, and marked so; epochs are always those of real workers.
+    For each mode the report has the epochs to the final loss of sequential Caffe, the throughput, and the product of
+    both factors: the speed-up to equal loss. If there are more workers than cores, the throughput is predicted, as by
+    `speedo plan`, and marked as predicted; epochs are always measured with real workers.
 
-    Ctrl-C ends the current run; the same command continues there, and makes no finished run again. DIR gets
-    report.html (with .png and .csv), compare.json with all figures, and a folder for each run.
+    DIR gets report.html (with .png and .csv), compare.json with all figures, and a folder for each run. Ctrl-C ends the
+    current run; the same command continues with it, and skips finished runs.
 
     \b
     speedo compare my/solver.prototxt --workers 2,4
     speedo compare --workers 2 --modes sync,easgd train.py --epochs 3
 
-    A script (see `speedo run`) is followed by its own arguments. It is trained with one worker first: the loss at the
-    end of that run is the one to reach. --sweep then takes the options of `speedo run`.
+    The arguments after a script (see `speedo run`) are the script's. It is trained with one worker first; the final
+    loss of that run is the one to reach. --sweep takes the options of `speedo run`.
     """
     from speedo.study.comparison import script_runs
     from speedo.study.comparison.compare import prepared, solver_named
@@ -229,7 +229,7 @@ def _make(
         try:
             figures = comparison.make(watch)
         except KeyboardInterrupt:
-            watch.note("stopped; the same command goes on from here")
+            watch.note("stopped; the same command continues from here")
             raise
     if figures is not None:
         from speedo.watch.report.picture import why_none

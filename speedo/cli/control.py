@@ -58,12 +58,11 @@ def run_argument(command: Function) -> Function:
 def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None:
     """Show the state of a run: iteration, loss, images/s, the last test, and a line per worker.
 
-    Shows the runs of `speedo train` and `speedo master` that you started on this machine, from any directory.
-    RUN is the first characters of a run's id, or its directory; without it each run is shown. Use it on the master's
-    machine: the nodes of workers do not know the state of the run.
+    RUN is a run's directory, or the first characters of its id; without it, all your runs on this machine are shown.
+    Use it on the master's machine: the nodes of workers do not have the state.
 
-    --json prints one object, `{"runs": [...]}`, with a fixed set of fields for each run; docs/running.md has
-    them. This does not disturb the run, and Ctrl-C here ends only this command.
+    --json prints one object, `{"runs": [...]}`; docs/running.md has the fields. This does not disturb the run, and
+    Ctrl-C ends only this command.
 
     \b
     speedo status
@@ -103,10 +102,10 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
 def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
     """End a run early, as Ctrl-C at its terminal would: the model so far is tested and exported.
 
-    RUN is the first characters of its id, or its directory; left out, it is the only run on this machine.
+    RUN is the run's directory, or the first characters of its id; without it, the only run on this machine.
 
-    Waits until the run's processes are gone, then prints its result. The command of the run itself ends
-    with status 3, for a run that ended early. Ctrl-C here ends only the wait: the run still stops.
+    Waits until the run has ended, then prints its result. The command that started the run ends with status 3 (ended
+    early). Ctrl-C ends only the wait; the run still stops.
 
     \b
     speedo stop
@@ -141,9 +140,9 @@ def stop(run: str | None, as_json: bool, no_wait: bool, timeout: float) -> None:
 def scale(workers: int, run: str | None, as_json: bool) -> None:
     """Train with N workers from now on: more are started, or some are stopped.
 
-    RUN is the first characters of its id, or its directory; left out, it is the only run on this machine. On a cluster
-    the workers are spread over the hosts that have joined. The run continues meanwhile, and no result counts twice;
-    `speedo status` shows when the change is done.
+    RUN is the run's directory, or the first characters of its id; without it, the only run on this machine. On a
+    cluster the workers are spread over the hosts that have joined. Training continues during the change;
+    `speedo status` shows when it is complete.
 
     \b
     speedo scale 4

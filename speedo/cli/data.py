@@ -51,8 +51,8 @@ def data() -> None:
     speedo data check ~/data/mine
     speedo data split ~/data/mine/train_lmdb parts --parts 2
 
-    A dataset that is complete is not built again, unless --force is given. A solver finds a dataset by its
-    `source`: as a path from its own folder, from the working directory or from --data-root.
+    A complete dataset is built again only with --force. A solver names a dataset as `source`, a path relative to the
+    solver's folder, the working directory or --data-root.
     """
 
 
@@ -128,8 +128,8 @@ def of_images(whose: str = "") -> Callable[[Function], Function]:
 def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> None:
     """Your own images: each line of LIST is `path label`.
 
-    Labels count from 0; paths start from the list's folder or --root. Give train and test a list and a
-    --database name each.
+    Labels count from 0. Paths are relative to the list's folder or to --root. Call it once for the training images and
+    once for the test images, with two names for --database.
     """
     from speedo.data.images import prepare_images
 
@@ -139,12 +139,12 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
 @data.command("fetch")
 @click.argument("uri")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option("--checksum", "sha256", metavar="HEX", help="What the file's SHA-256 must be.")
+@click.option("--checksum", "sha256", metavar="HEX", help="Expected SHA-256 of the file.")
 def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
     """Fetch the file, or all files of the folder, at URI into DIR: s3://, gs://, sftp://, hdfs:// (WebHDFS), https://.
 
-    Files that have not changed are not fetched again. If the folder has a file SHA256SUMS, as sha256sum writes it,
-    every file in it is checked. The output has a line for each file: its SHA-256 and its name.
+    Unchanged files are not fetched again. If the folder has a file SHA256SUMS (as sha256sum writes it), every file in
+    it is checked. Prints the SHA-256 and the name of each file.
     """
     from speedo.data.remote.fetch import fetch
     from speedo.data.remote.uris import uri_of

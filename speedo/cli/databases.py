@@ -41,9 +41,9 @@ SOURCE: Final = click.Path(path_type=Path)
     type=click.Choice(["interleaved", "blocks"]),
     default="interleaved",
     show_default=True,
-    help="interleaved: part k gets every N-th record, from the k-th on; blocks: the k-th of N stretches.",
+    help="interleaved: part k gets every N-th record, from the k-th on; blocks: the k-th of N consecutive blocks.",
 )
-@click.option("--shuffle", is_flag=True, help="Permute the records before they are dealt out.")
+@click.option("--shuffle", is_flag=True, help="Permute the records before they are divided.")
 @seed_option("--shuffle")
 @click.option(
     "--as",
@@ -83,9 +83,9 @@ def check(databases: tuple[Path, ...], as_json: bool) -> None:
     speedo data check ~/data/fashion-mnist
     speedo data check train_lmdb test_lmdb --json
 
-    A folder with a dataset.json stands for all databases in it. Records that are no Datum, are shorter than their
-    shape, or hold an image that cannot be decoded are named by key. A database that a dataset.json describes is
-    compared with its count and checksum.
+    For a folder with a dataset.json, all databases in it are checked, also against the counts and checksums in that
+    file. A bad record is named by its key: it is no Datum, is shorter than its shape, or has an image that cannot be
+    decoded.
 
     Exit status: 0 if all is well, 1 if a record or a database is bad.
     """
@@ -109,7 +109,7 @@ def check(databases: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("source", type=SOURCE, metavar="SOURCE")
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @click.option(
-    "--form", type=click.Choice(FORMS), help="What SOURCE is.  [default: found out by its content]"
+    "--form", type=click.Choice(FORMS), help="What SOURCE is.  [default: detected from its content]"
 )
 @of_images("images: ")
 @click.option(
@@ -128,15 +128,15 @@ def convert(source: Path, folder: Path, size: str | None, **options: Any) -> Non
     speedo data convert val.txt ~/data/mine --database test_lmdb --size 256x256
 
     \b
-    leveldb  a LevelDB of Caffe; the keys stay
-    datums   a file of Datum messages, each after its length (a varint), or a folder of files with one or
-             several each, in the order of their names, 2 before 10
+    leveldb  a LevelDB of Caffe; the keys are kept
+    datums   a file of Datum messages, each after its length (a varint), or a folder of such files, in the order
+             of their names, 2 before 10
     images   a list of `path label`, as Caffe's convert_imageset takes; see `speedo data images`
     hdf5     an HDF5 file, or a list of such files as the source of an HDF5Data layer; numbers other than bytes
              become float32
 
-    The database gets its name when it is complete. One that is there is kept, and with another source or other
-    options refused, unless --force is given.
+    An existing database is kept. If it was made from another source or with other options, the command fails; --force
+    replaces it.
     """
     from speedo.data.convert import convert as convert_source
 

@@ -38,7 +38,7 @@ _IN_SIGHT: Final = (
     "--master",
     "address",
     metavar="HOST[:PORT]",
-    help="Check as a node with workers of this master, which must be running.",
+    help="Check as a node with workers of this running master.",
 )
 @click.option(
     "--workers",
@@ -80,15 +80,15 @@ def doctor(
     facts_stdin: bool,
     **options: Any,
 ) -> None:
-    """Check this machine before a run, and say what to do.
+    """Check this machine before a run, and name the remedies.
 
-    Looks at Python, Ray, Redis, both engines and the token; at the solver, its nets and the data that they name; at
-    memory, cores, disk and temporary folder. With --master also whether that master is reached and takes this
-    node, whether versions and clocks agree, and whether the data here has as many records, and the net the same
-    layout, as the master's. SOLVER may then be left out: the master's own is checked with the data of this node.
+    Checks Python, Ray, Redis, both engines and the token; the solver, its nets and their data; memory, cores, disk and
+    temporary folder. With --master also: the master can be reached and accepts this node; versions and clocks agree;
+    the data here has as many records as the master's, and the net the same layout. Without SOLVER, the solver is then
+    the master's.
 
-    It prepares nothing and leaves no files. Each line is `ok`, `warn` (it works, but not as you would
-    expect) or `FAIL`, with the remedy below.
+    It leaves no files. Each line is `ok`, `warn` (it works, but perhaps not as you expect) or `FAIL`, with the remedy
+    below.
 
     \b
     speedo doctor                                      a machine for `speedo train` or `speedo master`

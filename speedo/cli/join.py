@@ -33,7 +33,7 @@ def _of_all(command: Any) -> Any:
             "--logs",
             type=click.Path(path_type=Path, file_okay=False),
             metavar="DIR",
-            help="Keep this host's logs there.  [default: a temporary folder, removed after a run that ended well]",
+            help="Folder of this host's logs.  [default: a temporary folder, removed after a successful run]",
         ),
         click.option(
             "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
@@ -74,7 +74,7 @@ def _of_all(command: Any) -> Any:
     "--cores",
     multiple=True,
     metavar="SOCKET:CORES",
-    help="Bind a worker to exactly these cores, as in 0:0-3; once for each worker, instead of --bind.",
+    help="Bind a worker to these cores, as in 0:0-3, instead of --bind; repeat for each worker.",
 )
 @options_named("data_root")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
@@ -89,8 +89,8 @@ def worker(
 ) -> None:
     """Join a master with one or more workers until its run ends.
 
-    For a master that was started with --own each worker is a process of COMMAND, a script that calls speedo.join, in
-    this working directory. `python` is the Python that has SpeeDO here.
+    If the master was started with --own, each worker is a process of COMMAND in this working directory, a script that
+    calls speedo.join. `python` means the Python of this `speedo`.
 
     \b
     speedo worker --master 10.0.0.5 --workers 4
@@ -124,5 +124,5 @@ def worker(
 @_of_all
 @click.pass_context
 def server(context: click.Context, /, **options: Any) -> None:
-    """Join a master that was started with --servers, serve a range of its center, and leave when its run ends."""
+    """Join a master that was started with --servers, and serve a range of its center until its run ends."""
     context.invoke(worker, workers=0, **options)

@@ -87,7 +87,7 @@ class LaunchCommand(RunCommand):
 )
 @under(
     CLUSTER, "--env", multiple=True, metavar="NAME[=VALUE]",
-    help="Hand this variable on to the hosts; may be repeated.",
+    help="Set this variable on the hosts; may be repeated.",
 )  # fmt: skip
 @under(CLUSTER, "--dry-run", is_flag=True, help="Print each command and run none.")
 @run_options
@@ -103,7 +103,7 @@ def launch(
     """Train on the hosts of CLUSTER: one command starts master, servers and workers over ssh, and ends them.
 
     CLUSTER is a YAML file, a rank file of mpirun, or Poseidon's JSON; or give -H or --hostfile. SOLVER and all
-    other paths of a run are paths on the master's host. Options of the cluster override the file; all others are
+    other paths of a run are paths on the master's host. Options of group Cluster override the file; the others are
     those of `speedo master`.
 
     \b
@@ -113,13 +113,13 @@ def launch(
     speedo launch -H node1:2,node2:4 --mode easgd -- python train.py --epochs 3
 
     \f
-    After -- comes the command that each worker runs, a script that calls speedo.join, instead of a SOLVER; each host
-    has it in its working directory.
+    Instead of SOLVER, -- and a command start a script that calls speedo.join, once for each worker; each host must have
+    it in its working directory.
 
     Uses the ssh of this machine with your keys, known_hosts and ssh_config, and asks for no password. Each host is
-    examined first as by `speedo doctor`. The logs of all hosts come to RUN_DIR/hosts/HOST. Ctrl-C stops the master,
-    which tests and exports; a second one ends all at once. If this command is killed, everything ends on every
-    host.
+    checked first, as by `speedo doctor`. The logs of all hosts are copied to RUN_DIR/hosts/HOST. Ctrl-C stops the
+    master, which tests and exports; a second Ctrl-C ends everything at once. If this command is killed, all processes
+    on all hosts end.
 
     Exit status: the master's; 1 if a host cannot take part.
     """

@@ -35,9 +35,9 @@ GROUPS: Final = {
         "train": ("train.train", "Train on this machine, with workers on its cores."),
         "run": ("run.run", "Train with a script of your own, with workers on this machine's cores."),
         "master": ("train.master", "Train with workers that join from other machines."),
-        "worker": ("join.worker", "Join a master with workers of this machine."),
-        "server": ("join.server", "Join a master to keep a part of its center, without training."),
-        "launch": ("launch.launch", "Train on many hosts, started over ssh."),
+        "worker": ("join.worker", "Join a master with workers on this machine."),
+        "server": ("join.server", "Serve a range of the center of a master started with --servers, without training."),
+        "launch": ("launch.launch", "Train on many hosts over ssh."),
         "scale": ("control.scale", "Change the number of workers of a run."),
         "stop": ("control.stop", "End a run early; its model is tested and exported."),
     },
@@ -50,10 +50,10 @@ GROUPS: Final = {
                     "Train a solver or a script in every mode, and report which learns fastest."),
     },
     "Prepare": {
-        "doctor": ("doctor.doctor", "Check this machine before a run, and say what to do."),
+        "doctor": ("doctor.doctor", "Check this machine before a run, and name the remedies."),
         "data": ("databases.data", "Prepare datasets: LMDB databases and a mean file in a folder."),
         "plan": ("plan.plan", "Predict images/s for numbers of workers, modes and links."),
-        "topology": ("topology.topology", "Write which worker of which host runs on which cores."),
+        "topology": ("topology.topology", "Write which worker runs on which cores of which host."),
         "template": ("template.template", "Print a ready file for Slurm, Kubernetes, KubeRay or systemd."),
     },
 }
@@ -123,7 +123,9 @@ class Commands(click.Group):
             if error.errno in NO_FILES:
                 complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)
-            if error.errno not in NOBODY_READS:  # whoever read our pages has seen enough
+            if (
+                error.errno not in NOBODY_READS
+            ):  # the reader of our output, such as head, has closed it
                 _end_with(unforeseen(error))
         except Exception as error:
             _end_with(unforeseen(error))
@@ -144,9 +146,9 @@ def main() -> None:
                       speedo worker --master ADDRESS     (on each other machine)
                       speedo launch CLUSTER.yaml SOLVER  (all of it over ssh)
 
-    SOLVER is an ordinary solver.prototxt. Left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on
+    SOLVER is an ordinary solver.prototxt. Without it, $SPEEDO_SOLVER is trained, or the bundled LeNet on
     Fashion-MNIST. Modes: sync, async, partial (bounded staleness), weed-out, easgd (elastic averaging),
-    hybrid (phases of the others). Each command has its own --help.
+    hybrid (phases of the others). Each command has a --help.
     """
 
 

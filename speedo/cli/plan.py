@@ -48,7 +48,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
 @click.option(
     "--link",
     metavar="RATE",
-    help="Workers on machines of their own, with links of this many bits per second: 10gbit, 100mbit.  "
+    help="Put workers on other machines, each with a link of this many bits per second: 10gbit, 100mbit.  "
     "[default: everything on this machine]",
 )
 @click.option(
@@ -77,12 +77,12 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     "modes",
     multiple=True,
     type=NameOrPlace(MODES),
-    help="Predict this mode, one of your own as package.module:Class; repeat the option.  [default: all but hybrid]",
+    help="Predict this mode, or a mode of your own, package.module:Class; may be repeated.  [default: all but hybrid]",
 )
 @click.option(
     "--rule",
     type=NameOrPlace(tuple(RULES)),
-    help="Measure how long the master merges by this rule, or one of your own as package.module:Class.  "
+    help="Measure a merge by this rule, or by a rule of your own, package.module:Class.  "
     "[default: add-delta]",
 )
 @click.option(
@@ -98,19 +98,20 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     metavar="K|auto",
     default="0",
     show_default=True,
-    help="Split the center over K servers, on the workers' machines in turn; auto: one on each of them; 0: the master "
-    "keeps it.",
+    help="Split the center over K servers on the workers' machines, round robin; auto: one on each machine; 0: the "
+    "master keeps it.",
 )
 @click.option(
     "--threads",
     metavar="N[:S]",
-    help="Measure steps with N BLAS threads; N:S: with one, and N threads are S times as fast.  [default: 1]",
+    help="Measure steps with N BLAS threads; N:S: measure with one, and take N threads as S times as fast.  [default: "
+    "1]",
 )
 @click.option(
     "--step-time",
     metavar="TIME",
-    help="What a step of the whole batch takes where it was measured, for example 80ms on a GPU. Steps are then not "
-    "measured here and take no core; the solver tells the sizes, even without its data.",
+    help="Time of a step of the whole batch, measured elsewhere, for example 80ms on a GPU. Steps are then not "
+    "measured here and use no core; the solver gives the sizes, even without its data.",
 )
 @click.option(
     "--from",
@@ -165,10 +166,10 @@ def plan(
 ) -> None:
     """Predict how fast a run would be, before you rent machines for it.
 
-    Measures the solver on this machine for some seconds (steps of Caffe, the model through Redis and back, a merge),
-    then runs the real master's code in a simulator with these times, for every mode, number of workers and
-    number of local steps. Prints images/s, how many times that is one plain Caffe, and the efficiency: that number
-    divided by the workers. Names the best, and what limits it: compute, link, store or master.
+    Measures the solver on this machine for some seconds (steps of Caffe, the model to Redis and back, a merge), then
+    runs the master's code in a simulator with these times, for every mode, number of workers and number of local
+    steps. Prints images/s, the speed-up over one plain Caffe, and the efficiency (speed-up divided by workers). Names
+    the best, and what limits it: compute, link, store or master.
 
     \b
     speedo plan                                                LeNet on this machine
@@ -179,7 +180,7 @@ def plan(
     speedo plan my/solver.prototxt --step-time 80ms --link 10gbit --servers auto
     speedo plan --from runs/20260101-120000-async-ab12         from a run, best with one worker
 
-    Run nothing else meanwhile. The last lines say what was measured and what was assumed. Tests, checkpoints
+    Run nothing else at the same time. The last lines say what was measured and what was assumed. Tests, checkpoints
     and the accuracy of a mode are not predicted.
     """
     from speedo.cli.units import parse_link, parse_servers, parse_steps, parse_time, parse_workers
@@ -271,7 +272,7 @@ def _steps(threads: str | None, step_time: str | None) -> _Steps:
 
     if step_time is not None:
         if threads is not None:
-            raise ConfigError("--step-time is taken as it is: leave --threads out")
+            raise ConfigError("--threads does not change --step-time: leave --threads out")
         return _Steps(step_s=parse_step_time(step_time))
     return _Steps() if threads is None else _Steps(*parse_threads(threads))
 
@@ -314,7 +315,7 @@ def _measured(
 
     check_workplace()
     check_names({"the solver": solver, "the data root": options.get("data_root")})
-    if run is not None:  # what is wrong with it is told before anything is measured
+    if run is not None:  # what is wrong with it is reported before anything is measured
         _must_exist(run)
         if not os.path.isdir(run):
             raise ConfigError(f"{run} holds the times of a net: leave SOLVER out, or --from")

@@ -21,11 +21,11 @@ from speedo.system.foreign_text import clean_text
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
     "--output", "-o", type=FILE, metavar="FILE.html",
-    help="The page to write; the picture (.png) and the table (.csv) stand beside it.  [default: RUN/report.html]",
+    help="The page to write, with its picture (.png) and table (.csv) beside it.  [default: RUN/report.html]",
 )  # fmt: skip
 @click.option(
     "--target-loss", type=click.FloatRange(0, 1e9, min_open=True), metavar="L",
-    help="Loss at which runs are compared.  [default: that of sequential Caffe, or of the first run, at its end]",
+    help="Loss at which runs are compared.  [default: the final loss of sequential Caffe, or of the first run]",
 )  # fmt: skip
 @click.option(
     "--loss", "measure", type=click.Choice(("train", "test")), default="train", show_default=True,
@@ -51,11 +51,11 @@ def report(
 ) -> None:
     """Make one page of RUNS, which may be finished, running or failed.
 
-    The page shows loss and accuracy against epochs and against time, images/s, epochs and seconds to a loss, the
-    speed-up to equal loss, staleness, where a turn's time goes, results that were not merged, and workers' lives.
-    RUNS are run directories, or the first characters of ids of runs that are going on.
-    Runs that differ by their seed alone are one series, with the range over the seeds. The page is one file, which
-    needs no network. Prints the files.
+    RUNS are run directories, or the first characters of the ids of runs in progress. Prints the paths of the files.
+
+    The page shows loss and accuracy by epoch and by time, images/s, epochs and seconds to a loss, the speed-up to equal
+    loss, staleness, the parts of a turn's time, results that were not merged, and when each worker lived. Runs that
+    differ only in their seed are one series, with the range over the seeds. The page is one file and needs no network.
     """
     from speedo.watch.report.picture import FORMS, why_none
 

@@ -43,7 +43,7 @@ from speedo.run.config.run_config import ENDING, FILES
     "--seed",
     type=int,
     metavar="N",
-    help="Of the order of records that are shuffled.  [default: another in each run]",
+    help="Seed of the order of shuffled records.  [default: another in each run]",
 )
 @under(
     FILES,
@@ -57,25 +57,24 @@ from speedo.run.config.run_config import ENDING, FILES
     "--resume",
     type=PATH,
     metavar="RUN|URI",
-    help="Resume the run in this directory from its last checkpoint. Without SCRIPT its own is run with the same "
-    "arguments in the same folder. A run at a URI is fetched first, into --run-dir or runs/NAME.",
+    help="Resume the run in this directory from its last checkpoint. Without SCRIPT, the script of that run is started "
+    "with the same arguments in the same folder. A run at a URI is fetched first, into --run-dir or runs/NAME.",
 )
 @ray_options
 @click.argument("script", type=PATH, required=False)
 @click.argument("arguments", nargs=-1)
 def run(script: Path | None, arguments: tuple[str, ...], **options: Any) -> None:
-    """Train with a script of your own: SCRIPT, with its ARGUMENTS, is started as every worker.
+    """Train with a script of your own: each worker is a process of SCRIPT with its ARGUMENTS.
 
-    In the script `with speedo.join(model, optimizer) as run:` around the loop makes it a worker, and
-    `run.share(loader)` gives it its records. Started by itself it is a run of one worker.
+    In the script, `with speedo.join(model, optimizer) as run:` around the loop makes it a worker, and
+    `run.share(loader)` gives it its records. Without `speedo run` the script is a run of one worker.
 
     \b
     speedo run --workers 4 --mode easgd --local-steps 10 train.py --epochs 3
 
-    What worker 0 prints is shown here, and the output of each is in the run directory, in logs/. With --ray the
-    workers are actors on the nodes of a Ray cluster, of which this machine is one: SCRIPT is then in a folder that
-    all of them share.
-    The last line of the output is the path of the trained model, an .npz file of NumPy.
+    The output of worker 0 is shown; the output of each worker is in the run directory, in logs/. The last line is the
+    path of the trained model, an .npz file of NumPy. With --ray the workers are actors on the nodes of a Ray cluster;
+    this machine must be one of them, and SCRIPT in a folder that all nodes share.
     """
 
     script_of_run = _script(script, arguments, options["resume"])

@@ -158,7 +158,7 @@ def checked_threads(threads: str | None) -> str:
 
 
 def checked_cores(texts: Sequence[str], workers: int) -> tuple[tuple[Core, ...], ...]:
-    """What --cores was given for so many workers; raises `ConfigError`, also for cores that this host lacks."""
+    """What --cores was given for this many workers; raises `ConfigError`, also for cores that this host lacks."""
     found = []
     for text in texts:
         try:

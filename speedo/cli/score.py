@@ -38,8 +38,8 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     "--weights",
     type=PATH,
     metavar="FILE|RUN|URI",
-    help="The .caffemodel (also RUN/best.caffemodel), or a run directory: its model, while it has none its newest "
-    "snapshot.  [default: RUN]",
+    help="The .caffemodel (also RUN/best.caffemodel), or a run directory: its model, or its newest snapshot if it has "
+    "no model yet.  [default: RUN]",
 )
 @click.option("--snapshots", is_flag=True, help="Score all snapshots of the run, a line each.")
 @click.option(
@@ -72,12 +72,11 @@ def score(
 ) -> None:
     """Score the model of RUN, or the one in --weights, and print the mean of each output.
 
-    Computes all test nets of SOLVER, or NET in the TEST phase. Without SOLVER it is that of the run, else
-    $SPEEDO_SOLVER, or else the bundled LeNet. RUN is a run directory, or the first characters of the id of a run that
-    is going on.
+    Computes all test nets of SOLVER, or NET in the TEST phase. Without SOLVER: that of the run, else $SPEEDO_SOLVER,
+    else the bundled LeNet. RUN is a run directory, or the first characters of the id of a run in progress.
 
-    The figures are those of one Caffe, whatever the number of workers: each computes other batches, and the sums are
-    put together.
+    The figures are those of one Caffe, with any number of workers: each computes some of the batches, and the sums are
+    added.
 
     \b
     speedo test runs/20260101-120000-easgd-ab12

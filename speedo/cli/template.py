@@ -23,7 +23,7 @@ Make = Callable[..., Any]
 
 @click.group()
 def template() -> None:
-    """Print a file that starts a run on a cluster of that kind, with what to do with it in its first lines.
+    """Print a file that starts a run on a cluster of that kind; its first lines say how to use it.
 
     \b
     speedo template slurm --nodes 4 --workers 2 -o train.sbatch -- lenet_solver.prototxt --mode easgd
@@ -31,7 +31,7 @@ def template() -> None:
     speedo template kuberay --nodes 3 --cpus 2 -o rayjob.yaml
     speedo template systemd worker --address 10.0.0.5 -o speedo-worker.service
 
-    What follows -- is the SOLVER and the options of `speedo master`; they are checked here.
+    After -- come SOLVER and options of `speedo master`; they are checked here.
     """
 
 
@@ -45,7 +45,7 @@ def _common(what: str) -> Callable[[Make], Make]:
             default=2,
             show_default=True,
             metavar="N",
-            help=f"How many {what}s train.",
+            help=f"Number of {what}s.",
         ),
         click.option(
             "--workers",

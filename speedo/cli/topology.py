@@ -20,14 +20,14 @@ from speedo.system.cores import USUAL, Bind, CoreOptions, Machine, this_machine
 @click.option(
     "--file",
     type=FILE,
-    help="Read this instead of HOSTS: what this command wrote, a rank file of Open MPI, or a host a line.",
+    help="Read this instead of HOSTS: output of this command, a rank file of Open MPI, or one host per line.",
 )
 @click.option(
     "--form",
     type=click.Choice(("yaml", "rankfile")),
     default="yaml",
     show_default=True,
-    help="What is written: our own form, or a rank file of Open MPI.",
+    help="Output: SpeeDO's own form (yaml), or a rank file of Open MPI.",
 )
 @options_named("threads", "bind")
 @output_option
@@ -39,16 +39,16 @@ def topology(
     bind: Bind | None,
     output: Path | None,
 ) -> None:
-    """Write the workers, threads and bindings of each host, as --threads and --bind would make them there.
+    """Write the workers, threads and core bindings of each host, as --threads and --bind choose them.
 
-    CORES is a number, or 2x8 for two sockets with 8 cores each. Of this machine it may be left out. Any other host is
-    then taken to have as many cores as its workers have threads.
+    CORES is a number, or 2x8 for two sockets with 8 cores each. For this machine it may be left out. Any other host
+    without CORES is assumed to have as many cores as its workers have threads.
 
     \b
     speedo topology localhost:2                              this machine with two workers
     speedo topology node1:4:2x8 node2:4:2x8 --threads auto --bind core
     speedo topology node1:4:16 --bind core --form rankfile   for mpirun --rankfile
-    speedo topology --file hosts.rankfile                    the same in our form
+    speedo topology --file hosts.rankfile                    the same in SpeeDO's form
     """
     if bool(hosts) == (file is not None):
         raise ConfigError("give HOSTS or --file FILE, and not both")

@@ -20,7 +20,7 @@ from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import make_config
 from speedo.system.standard_streams import NOBODY_READS, unread
 
-if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is told before
+if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is reported before
     from speedo.run.result import RunResult
 
 _OF_A_MASTER: Final = ("own", "port", "token_file")
@@ -40,9 +40,9 @@ _STATUS_OF_SIGNAL: Final = {
 def train(token_file: Path | None, **options: Any) -> None:
     """Train on this machine. Master, workers and Redis are started and stopped for you.
 
-    SOLVER is a solver.prototxt; left out, it is $SPEEDO_SOLVER, or else the bundled LeNet on Fashion-MNIST. The last
+    SOLVER is a solver.prototxt. Without it, $SPEEDO_SOLVER is trained, or the bundled LeNet on Fashion-MNIST. The last
     line of the output is the path of the trained .caffemodel. With --host workers join from other machines, as with
-    `speedo master`. With --ray they are actors of a Ray cluster; this machine must be one of its nodes.
+    `speedo master`. With --ray workers are actors of a Ray cluster; this machine must be one of its nodes.
     """
     serves = options["host"] is not None
     if not serves:
@@ -57,7 +57,7 @@ def master(token_file: Path | None, **options: Any) -> None:
     """Train with workers that join from other machines; the same as `speedo train --host ADDRESS`.
 
     On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600). With --own there is no
-    SOLVER: each node brings a script, by `speedo worker --master ADDRESS -- python train.py`.
+    SOLVER: each node starts a script, with `speedo worker --master ADDRESS -- python train.py`.
     """
     run_with(options, token_file, serves=True)
 
@@ -72,7 +72,7 @@ def run_with(
 
     if serves:
         _refuse(
-            options, ("ray",), "a Ray cluster has its workers itself: leave --host or --ray out"
+            options, ("ray",), "a Ray cluster starts the workers itself: leave --host or --ray out"
         )
         options = options_of_own(options) if options["own"] else options
     file = options.pop("config_file", None)
@@ -141,8 +141,5 @@ def _how_it_ended(result: RunResult) -> str:
 
 def _why_not_complete(result: RunResult) -> str:
     if result.reason == result.test_problem:
-        return (
-            f"the last test failed: {result.test_problem}; the model is trained to its end and exported, but nobody "
-            "has tested it"
-        )
+        return f"the last test failed: {result.test_problem}; the model is trained and exported, but not tested"
     return f"the run ended early: {result.reason}"

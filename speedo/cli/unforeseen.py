@@ -57,7 +57,7 @@ def unforeseen(error: Exception, folder: Path | None = None) -> UnforeseenError:
         else f"the traceback could not be written, set {DEBUG_VARIABLE}=1 to see it"
     )
     return UnforeseenError(
-        f"unexpected error: {_last_line(error)}; {where}; try again, and report it if it stays"
+        f"unexpected error: {_last_line(error)}; {where}; try again, and report it if it happens again"
     )
 
 

@@ -91,7 +91,7 @@ def parse_servers(text: str) -> Servers:
 
 
 def parse_threads(text: str) -> tuple[int, float | None]:
-    """`4`, or `4:3.1` where so many threads are known to make a step 3.1 times as fast. Raises `ConfigError`."""
+    """`4`, or `4:3.1` where this many threads are known to make a step 3.1 times as fast. Raises `ConfigError`."""
     found = _THREADS.fullmatch(text.strip())
     threads = 0 if found is None else int(found[1])
     speedup = None if found is None or found[2] is None else float(found[2])

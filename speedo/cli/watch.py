@@ -14,8 +14,8 @@ from speedo.watch.live.live_run import LiveRun
 from speedo.watch.live.terminal import watch as watch_in_terminal
 
 OPEN: Final = (
-    "warning: the page can be read and the run be stopped from other machines by whoever has this URL, and nothing is "
-    "encrypted: use it in a network that you trust, or leave --host out and use `ssh -L`"
+    "warning: anyone with this URL can read the page and stop the run from other machines, and nothing is encrypted: "
+    "use it in a network that you trust, or leave --host out and use `ssh -L`"
 )
 
 
@@ -40,11 +40,11 @@ OPEN: Final = (
 def watch(run: str | None, web: bool, port: int | None, host: str | None, interval: float) -> None:
     """Watch a run: curves of loss and test outputs, each worker with its state, speed, staleness and last death.
 
-    RUN is a run directory, or the first characters of the id of a run on this machine; left out, it is the only run
-    that is going on. A run that has ended is shown as it was. Ctrl-C ends only this command.
+    RUN is a run directory, or the first characters of the id of a run on this machine; without it, the only
+    one in progress. A run that has ended is shown in its last state. Ctrl-C ends only this command.
 
-    The page continues when the run is resumed. It has buttons to stop the run and to change the number of its workers,
-    for whoever opens it with the URL that is printed: the URL is a secret.
+    With --web the page continues when the run is resumed. Its buttons stop the run and change the number of workers.
+    Anyone with the printed URL can use them: keep it secret.
 
     \b
     speedo watch

@@ -29,7 +29,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file of at most so many bytes; raises DataError."""
+    """The content of a regular file of at most this many bytes; raises DataError."""
     with _as_data_error(path):
         return files.read_bytes(path, most_bytes)
 
@@ -69,7 +69,7 @@ class Unpacked:
         return data
 
     def allow(self, more_bytes: int) -> None:
-        """Let so many bytes more be read."""
+        """Let this many bytes more be read."""
         self._left += more_bytes
         self._most += more_bytes
 

@@ -24,7 +24,7 @@ MOST_BYTES: Final = 1 << 30
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The array of uint8 in an IDX file, plain or compressed with gzip, of so many dimensions.
+    """The array of uint8 in an IDX file, plain or compressed with gzip, of this many dimensions.
 
     No more is unpacked than its header says, and no more than `MOST_BYTES`. Raises DataError if the file is not
     IDX, has another form, or is cut off.

@@ -42,7 +42,7 @@ class _LongKeyError(Exception):
 
 
 def is_leveldb(folder: Path) -> bool:
-    """Whether a LevelDB lies there."""
+    """Whether a LevelDB is there."""
     return (folder / "CURRENT").is_file()
 
 
@@ -167,7 +167,7 @@ def write_copy(database: Path, folder: Path, links: Path, progress: Progress = s
         if file.suffix in _TABLES:
             # LevelDB writes tables as .ldb and reads .sst too: what it writes never goes through a link.
             (links / file.with_suffix(".sst").name).symlink_to(file)
-        elif _holds_records(file):  # which LevelDB goes on writing
+        elif _holds_records(file):  # to which LevelDB still writes
             shutil.copyfile(file, links / file.name)
 
     def records(*, numbered: bool) -> Iterator[Record]:

@@ -83,7 +83,7 @@ class Manifest:
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a folder; None if there is none or it cannot be understood, so that it is
-    made anew."""
+    made again."""
     try:
         content = read_bytes(folder / MANIFEST, MOST_BYTES)
         form = json.loads(content)["format"]

@@ -72,7 +72,7 @@ def prepare_fashion_mnist(
     Debian's.
 
     Images of shape (1, 28, 28). Raises DataError, see `prepare_folder`. The files bear no published
-    checksum: Debian compresses them anew; gzip's own check and their sizes are tested.
+    checksum: Debian compresses them again; gzip's own check and their sizes are tested.
     """
     place = source or FASHION_MNIST_SOURCE
     remedy = (

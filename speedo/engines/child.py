@@ -20,7 +20,7 @@ from speedo.engines.native_failures import describe_death
 from speedo.errors import SolverError
 from speedo.system.import_order import with_our_path
 
-PROBLEM: Final = "speedo-problem: "  # begins the answer of a child that cannot go on: a sentence
+PROBLEM: Final = "speedo-problem: "  # begins the answer of a child that cannot continue: a sentence
 
 
 class Child:
@@ -31,7 +31,7 @@ class Child:
 
     def say(self, what: Any) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # why it is gone is told by the end of its output
+        with suppress(BrokenPipeError):  # why it is gone is shown by the end of its output
             self.process.stdin.write(json.dumps(what) + "\n")
             self.process.stdin.flush()
 

@@ -28,13 +28,13 @@ Part = Sequence[tuple[Mapping[str, float], int]]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part `index` of `count` of a test: so many of the batches of each net, one after another."""
+    """Part `index` of `count` of a test: this many of the batches of each net, one after another."""
 
     index: int = 0
     count: int = 1
 
     def of(self, batches: int) -> range:
-        """The batches that are its own, of so many; sizes differ by one at most."""
+        """The batches that are its own, of this many; sizes differ by one at most."""
         return range(self.index * batches // self.count, (self.index + 1) * batches // self.count)
 
 
@@ -45,7 +45,7 @@ MOST_VALUES: Final = 1000
 
 
 def names_of(output: str, count: int) -> list[str]:
-    """The names of a test output with so many values."""
+    """The names of a test output with this many values."""
     single = count == 1 or count > MOST_VALUES
     return [output] if single else [f"{output}/{place}" for place in range(count)]
 

@@ -13,7 +13,7 @@ from speedo.engines.caffe_import import prepare_environment
 from speedo.errors import ConfigError, EngineError
 from speedo.system.remedies import install_extra, install_pycaffe
 
-if TYPE_CHECKING:  # every command imports this file; a mistake in its options is told at once
+if TYPE_CHECKING:  # every command imports this file; a mistake in its options is reported at once
     from speedo.engines.base import ModelEngine, Schedule
 
 EngineName = Literal["caffe", "torch"]
@@ -171,7 +171,7 @@ def make_engine(
 
 
 def use_threads(choice: EngineChoice, count: int) -> int:
-    """Have the BLAS of this process compute with so many threads; returns how many it takes."""
+    """Have the BLAS of this process compute with this many threads; returns how many it takes."""
     if choice.engine == "caffe":
         from speedo.engines import openblas_kernels
 

@@ -36,7 +36,9 @@ from speedo.exchange.vector import Vector
 from speedo.system.import_order import with_our_path
 
 _MARK: Final = "speedo-check: "
-NEITHER: Final = "the gradients of its parts give neither as mean nor as sum that of the batch"
+NEITHER: Final = (
+    "neither the mean nor the sum of the gradients of its parts is the gradient of the batch"
+)
 FIRST_S: Final = 0.1  # for the records of a source before the nets are built
 CHECK_S: Final = 2.0  # for all records afterwards; the rest is read beside the run
 WORTH_S: Final = 0.2  # a check that took longer is kept in mind
@@ -115,7 +117,7 @@ def check_in_subprocess(
         "0"  # its notes tell which layer it was at; nobody else reads them
     )
     try:
-        # An abort leaves the engines' scratch folders: they lie in one that we remove.
+        # An abort leaves the engines' scratch folders: they are in one that we remove.
         with tempfile.TemporaryDirectory(prefix="speedo-check-") as scratch:
             child = subprocess.run(
                 [sys.executable, "-P", "-m", "speedo.engines.net_trial"],

@@ -47,7 +47,7 @@ def use_the_processor() -> str | None:
 
 
 def use_threads(count: int) -> int | None:
-    """Have OpenBLAS compute with so many threads; returns how many it takes, None if it is not loaded.
+    """Have OpenBLAS compute with this many threads; returns how many it takes, None if it is not loaded.
 
     What it reads from the environment it reads when it is loaded, and takes no more threads than the process had
     CPUs then; here it takes as many as it was built for (64 in Debian's).

@@ -38,7 +38,7 @@ class Parameters:
             if named.statistic
         ]
 
-    # `blob.data` is asked for anew at every use: it is what tells Caffe that the memory of the host
+    # `blob.data` is asked for again at every use: it is what tells Caffe that the memory of the host
     # is the newest, and it costs a microsecond.
 
     def read(self, out: Vector) -> None:

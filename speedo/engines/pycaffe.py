@@ -57,7 +57,7 @@ class PycaffeEngine:
         threads: int | None = 1,
     ) -> None:
         if not 0 <= rank < count:
-            # Caffe's data layers would look for such a record for ever.
+            # Caffe's data layers would look for such a record forever.
             raise EngineError(
                 f"rank {rank} of {count}: a rank is 0 or more and less than the count"
             )
@@ -161,8 +161,8 @@ class PycaffeEngine:
     ) -> None:
         """See `Engine.adjust`.
 
-        pycaffe lets only the rate of a solver be changed. For another momentum or decay the solver is built anew, with
-        weights, history and its place in the data; its random numbers (dropout) begin anew.
+        pycaffe lets only the rate of a solver be changed. For another momentum or decay the solver is rebuilt, with
+        weights, history and its place in the data; its random numbers (dropout) start again.
         """
         self._batches = batches
         self._schedule = self._own_schedule if lr is None else self._own_schedule.from_base(lr)

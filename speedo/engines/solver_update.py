@@ -80,7 +80,7 @@ class SolverUpdate:
     """The update of one range of the vector, with its part of the solver's history.
 
     `place` is the range, by default the whole vector; arrays that are given have its length. `history` has Caffe's
-    vectors in Caffe's order and begins with zeros; they lie end to end in `flat`. `updates` counts the solver's own
+    vectors in Caffe's order and begins with zeros; they are end to end in `flat`. `updates` counts the solver's own
     updates, by which Adam corrects its bias. BatchNorm's statistics have neither update nor history.
 
     Where gradients are clipped, it is by the norm of the whole vector. So each `update` takes the sum of what
@@ -123,7 +123,7 @@ class SolverUpdate:
         """The range's part of the gradient's squared L2 norm, without BatchNorm's statistics.
 
         It is summed in float64, and `update` rounds the sum of all parts to float32: how the vector is cut shows
-        only where that sum lies within 1e-15 of the border between two float32 values.
+        only where that sum is within 1e-15 of the border between two float32 values.
         Caffe sums a blob in float32, depending on the processor: for 13 million values its norm was found 2.4e-5
         too small.
         """
@@ -253,7 +253,7 @@ def _factors(fields: SolverFields, squared_norm: float | None) -> tuple[float, .
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Neighbouring blobs with the same multipliers, as far as they lie in the range, whose places it has."""
+    """Neighbouring blobs with the same multipliers, as far as they are in the range, whose places it has."""
 
     place: slice
     own: Multipliers

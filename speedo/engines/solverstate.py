@@ -92,7 +92,7 @@ def read_state(content: bytes) -> Any:
 
 
 def read_solverstate(layout: Layout, vectors: int, content: bytes) -> tuple[list[Vector], int]:
-    """The history as so many `vectors`, and the number of updates; `EngineError` if it is not of this layout."""
+    """The history as this many `vectors`, and the number of updates; `EngineError` if it is not of this layout."""
     state = read_state(content)
     sizes = [blob.size for blob in layout.blobs] * vectors
     if [len(blob.data) for blob in state.history] != [_VALUES.itemsize * size for size in sizes]:

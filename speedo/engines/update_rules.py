@@ -84,7 +84,7 @@ class UpdateRule(ABC):
         """What is to be subtracted from the weights; `history` is brought up to date.
 
         All vectors have the gradient's length. `g` stays as it is; `u` and `t` are free memory, and the answer may
-        lie in it or in a history. `rate` is a float32 value.
+        are in it or in a history. `rate` is a float32 value.
         """
 
 

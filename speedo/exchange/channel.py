@@ -170,7 +170,7 @@ class WorkerChannel:
 class Channels:
     """The master's end of all channels; answers go to `events`, `core` lets workers move the thread that reads them.
 
-    `ended(worker, incarnation, cause)` is told of a channel that gives no more answers, also if it was `close`d.
+    `ended(worker, incarnation, cause)` is notified of a channel that gives no more answers, also if it was `close`d.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class Channels:
             channel.settimeout(None)
             channel.setsockopt(
                 socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_S)
-            )  # reading is never waited for, sending not for ever
+            )  # reading is never waited for, sending not forever
             self._events.listen(channel, _answer, partial(self._ended, worker, incarnation))
         except (OSError, ValueError, TypeError):  # its worker counts as lost after `CONNECT_S`
             channel.close()

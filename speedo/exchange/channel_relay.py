@@ -19,7 +19,7 @@ LATER_S: Final = 60.0  # for a worker to connect before what is sent to it is lo
 
 
 class ChannelRelay:
-    """For one worker, which connects in `folder`; `heard` is told each of its answers, in their order, by a thread."""
+    """For one worker, which connects in `folder`; `heard` gets each of its answers, in their order, by a thread."""
 
     def __init__(self, folder: Path, heard: Callable[[Any], None]) -> None:
         self.folder, self._heard = folder, heard

@@ -1,7 +1,7 @@
 """The driver's event queue: filled from any thread, and from sockets that the driver's own thread reads.
 
-A socket that ends, breaks or sends what is no message is told to whoever listens, with the cause: nobody else would
-know that nothing comes from there any more.
+If a socket ends, breaks or sends something that is no message, its listener is called with the cause; otherwise the
+loss would not be noticed.
 
 With a thread per socket every message would be handed over between two threads, which costs a tenth of a millisecond.
 """
@@ -21,7 +21,7 @@ Event = TypeVar("Event")
 READ_BYTES: Final = 1 << 16
 LONGEST_S: Final = 3600.0
 MOST_LINE_BYTES: Final = 16 << 20
-Ended = Callable[[str], None]  # is told why
+Ended = Callable[[str], None]  # gets the cause
 
 
 class EventQueue(Generic[Event]):
@@ -68,7 +68,7 @@ class EventQueue(Generic[Event]):
         return self._events.popleft()
 
     def waiting(self, most: int) -> list[Event]:
-        """The events that are there already, at most so many."""
+        """The events that are there already, at most this many."""
         if len(self._events) < most:
             self._look(0.0)
         return [self._events.popleft() for _ in range(min(most, len(self._events)))]

@@ -27,10 +27,10 @@ from speedo.storage.base import Store
 
 KEPT: Final = 2  # versions of a range
 WAIT_S: Final = 5.0  # for the fetch of another worker, at most
-WAIT_FETCHES: Final = 3.0  # nor longer than so many fetches of one's own
+WAIT_FETCHES: Final = 3.0  # nor longer than this many fetches of one's own
 KEEP_S: Final = 1.0  # for a lock that is held only as long as a copy takes
 SELDOM: Final = 100.0  # a copy that no other worker waits for takes at most this part of the time
-_KEEPING: Final = 0  # the lock of whoever changes what is kept; those of versions follow
+_KEEPING: Final = 0  # the lock for changes of the kept versions; the locks of versions follow
 
 
 class Locks(Protocol):

@@ -24,7 +24,7 @@ LOOK_EVERY_S: Final = 0.5  # for members that are gone
 KEPT: Final = 2.0  # times the patience; nobody waits longer for what was brought
 CALLED: Final = b"call "
 BROKEN: Final = (
-    b"broken "  # whoever says so takes part no more: its members are gone, or it has left
+    b"broken "  # a host that sends this takes part no more: its members are gone, or it has left
 )
 DIFFERS: Final = b"differs "  # the same, because its members call different things
 NOTHING: Final = memoryview(b"\0")

@@ -124,7 +124,7 @@ def join_ranges(leases: Iterable[Lease]) -> tuple[Lease, ...]:
 
 
 def without(leases: Iterable[Lease], gone: Iterable[Lease]) -> tuple[Lease, ...]:
-    """The joined `leases` less the ranges in `gone`, each of which must lie within one of them."""
+    """The joined `leases` less the ranges in `gone`, each of which must be within one of them."""
     left = list(leases)
     for one in gone:
         for at, have in enumerate(left):

@@ -1,6 +1,6 @@
 """Ranges of the flat vector: each is kept, merged and published by a server of its own.
 
-A range is a layout like any other, of the pieces of the blobs that lie in it; so codecs, headers and merges know
+A range is a layout like any other, of the pieces of the blobs that are in it; so codecs, headers and merges know
 nothing of ranges.
 """
 
@@ -56,5 +56,5 @@ def _pieces(layout: Layout, place: slice) -> Layout:
 
 
 def history_layout(layout: Layout, vectors: int) -> Layout:
-    """The layout of a solver's history of this range: so many vectors of its length, end to end."""
+    """The layout of a solver's history of this range: this many vectors of its length, end to end."""
     return Layout((Blob(f"{layout.digest:016x}/history", (vectors, layout.size)),))

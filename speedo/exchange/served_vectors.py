@@ -99,7 +99,7 @@ class Exchange:
         return self._lanes[0].payload_codec.is_exact
 
     def look_at_center(self, version: int) -> Seen | None:
-        """The center where it lies in the store; None if it must be fetched. Raises what `fetch_center` raises."""
+        """The center where it is in the store; None if it must be fetched. Raises what `fetch_center` raises."""
         if len(self._lanes) > 1:
             return None
         return self._lanes[0].look(version)

@@ -63,7 +63,7 @@ class SpreadCollective:
         self._broken = ""
 
     def close(self) -> None:
-        """Leave; whoever waits for this one raises `TeamBrokenError`. May be called twice."""
+        """Leave; workers that wait for this one raise `TeamBrokenError`. May be called twice."""
         self._break(f"worker {self._names[self.rank]} has left the collective")
 
     @property

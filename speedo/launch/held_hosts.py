@@ -39,7 +39,7 @@ from speedo.watch.status import Status
 LOOK_S: Final = 0.2
 READY_S: Final = 120.0  # for those that are still examined when a run begins
 LEAVE_S: Final = 20.0  # for commands to end after their master
-END_S: Final = 15.0  # for those that were told to
+END_S: Final = 15.0  # for those that were asked to
 JOIN_S: Final = 15.0  # a host that is lost does not come back in this run
 HERE: Final = "localhost"
 LOOPBACK: Final = "127.0.0.1"
@@ -276,7 +276,7 @@ class HeldHosts:
     def wait(
         self, groups: Sequence[_Group], until: Callable[[_Group], bool], seconds: float
     ) -> bool:
-        """Whether it holds for all of them within so many seconds, or nobody would hear of it."""
+        """Whether it holds for all of them within this many seconds, or nobody would hear of it."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._broken is not None or all(map(until, groups)), seconds

@@ -94,7 +94,7 @@ class HeldRay:
         try:
             return _REPORT.validate_python(clean_values(json.loads(line)))
         except (ValueError, RecursionError):
-            why = "the process that holds its places has said what cannot be read"
+            why = "the process that holds its places has sent what cannot be read"
             return Report(failures=(Failure(self._address, why, self._count),))
 
     def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
@@ -177,7 +177,7 @@ def _read(holder: subprocess.Popen[str], answers: queue.Queue[str | None]) -> No
         for line in iter(lambda: holder.stdout.readline(MOST_LINE), ""):  # type: ignore[union-attr]
             if line.startswith("{"):
                 answers.put(line)
-    finally:  # whoever waits for an answer must hear that there will be none
+    finally:  # callers that wait for an answer must learn that there will be none
         answers.put(None)
         holder.stdout.close()
     holder.wait()

@@ -40,7 +40,7 @@ NAMED_S: Final = (
 )
 FAREWELL_S: Final = 20.0  # for workers to leave after their master
 FETCH_S: Final = 25.0  # for the logs of a host whose connection was lost
-END_S: Final = 75.0  # for commands that were told to end; the hosts force it before
+END_S: Final = 75.0  # for commands that were asked to end; the hosts force it before
 HARD_END_S: Final = 8.0
 _HOW_TO_JOIN: Final = re.compile(r"; on each node,.*")  # which is done already
 _SIGNALS: Final = {"Ctrl-C": "SIGINT", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
@@ -174,7 +174,7 @@ class Launcher:
             if problem and name not in self._named:
                 self._named.add(name)
                 first = problem.splitlines()[0]
-                self._picture.note(f"{name}: {first}; waiting for what the other hosts say")
+                self._picture.note(f"{name}: {first}; waiting for the other hosts")
 
     def _lost(self) -> bool:
         return any(one.closed is not None for one in self._remotes.values())
@@ -248,7 +248,7 @@ class Launcher:
         return found
 
     def _let_go(self, seconds: float) -> None:
-        """Workers leave with their run, and all logs come; those that stay are told to end."""
+        """Workers leave with their run, and all logs come; those that stay are asked to end."""
         self._wait(self._all_filed, seconds, interruptible=False)
         for remote in self._remotes.values():
             for role, command in remote.commands.items():
@@ -321,7 +321,7 @@ class Launcher:
     def _wait(
         self, until: Callable[[], bool], seconds: float, *, interruptible: bool = True
     ) -> None:
-        """Return when it holds, or after so many seconds."""
+        """Return when it holds, or after this many seconds."""
         deadline = time.monotonic() + seconds
         while not until() and time.monotonic() < deadline:
             self._step()

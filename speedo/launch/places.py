@@ -91,13 +91,13 @@ class Places(Protocol):
     """A kind of cluster: the hosts that ssh reaches, this machine among them, or a Ray cluster."""
 
     def launch(self, count: int, needs: Needs) -> None:
-        """Begin to make so many workers ready. Raises `ConfigError` for what this kind cannot do."""
+        """Begin to make this many workers ready. Raises `ConfigError` for what this kind cannot do."""
 
     def report(self, timeout_s: float) -> Report:
-        """What is known once each worker is ready or has failed, or after so many seconds."""
+        """What is known once each worker is ready or has failed, or after this many seconds."""
 
     def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
-        """Train with so many of them; None is all that are ready. Raises `SpeedoError`."""
+        """Train with this many of them; None is all that are ready. Raises `SpeedoError`."""
 
     def close(self) -> None:
         """End every process of the cluster's. May be called again."""

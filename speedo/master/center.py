@@ -95,7 +95,7 @@ class RunCenter(Protocol):
         ...
 
     def hold(self, version: int) -> None:
-        """Somebody is told to read this version: it stays until released as often as held."""
+        """A worker is to read this version: it stays until it is released as often as held."""
         ...
 
     def release(self, version: int) -> None: ...
@@ -103,7 +103,7 @@ class RunCenter(Protocol):
 
 @dataclass(slots=True)
 class Payload:
-    """A payload until it is merged: in `own` memory, which is then used again, or where it lies in the store."""
+    """A payload until it is merged: in `own` memory, which is then used again, or where it is in the store."""
 
     key: str
     header: Header
@@ -119,8 +119,8 @@ class Center:
     """The center vector of a run at `version`, owned by the master; published from the start.
 
     `fence` raises `FencedError` once another master has taken the run over. Where `compression` rounds centers, a
-    version lies in the store twice: as it is, for the tester, and in the form that workers fetch. Where these are
-    pulled towards centers, they would come to rest where these round to: each makes up for what the last one lost.
+    version is in the store twice: as it is, for the tester, and in the form that workers fetch. Elastic workers would
+    converge to the rounded center: so each rounded center also carries the rounding error of the one before it.
 
     `keeps_payloads`: a payload that was received stays in the store until it is merged or forgotten, for who may have
     to take it in once more. `role` names the failpoints.

@@ -4,9 +4,9 @@
 over, a thread fetches the histories from the store and writes the files. Training waits only for the copy. A checkpoint
 and a snapshot of one version share the histories.
 
-No wait for the disk is without an end. What is not written in time is told as a problem that names the folder; training
-goes on, and while the disk hangs nothing more is begun: what would have been written is told, too. If the disk comes
-back, what hung is told as written, and the next checkpoint is due as usual.
+Each wait for the disk has a time limit. A file that is not written in time is reported as a problem that names the
+folder. Training continues; while the disk hangs, no other file is begun, and each skipped one is reported. When the
+disk answers again, the file that hung is reported as written, and the next checkpoint is due as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_HISTORY: Final = "the checkpoint has no worker's solver history (momentum and
 MOST_WAITING: Final = 4  # snapshots; the weights of each are in memory
 WRITE_S: Final = 120.0  # for a file to be on the disk
 SLOWEST_BYTES_S: Final = 2e6  # and so much more time for a large one
-CLOSE_S: Final = 10.0  # at the end, for what was told as hung
+CLOSE_S: Final = 10.0  # at the end, for what was reported as hung
 
 Written = Checkpointed | Snapshotted
 
@@ -98,7 +98,9 @@ class CheckpointWriter:
     clock: Callable[[], float] = time.monotonic  # the driver's
     _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
     _writing: list[_Writing] = field(default_factory=list)  # oldest first
-    _hung: list[_Writing] = field(default_factory=list)  # told as a problem; the first is under way
+    _hung: list[_Writing] = field(
+        default_factory=list
+    )  # reported as a problem; the first is under way
     _untold: list[Written] = field(default_factory=list)
     _next: float | None = None
     _done: set[tuple[int, int]] = field(default_factory=set)  # workers whose script has ended

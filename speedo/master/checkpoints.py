@@ -21,7 +21,7 @@ class TakenSnapshot(Protocol):
         ...
 
     def write(self, histories: Sequence[tuple[bytes, int]]) -> str:
-        """Write its files, from histories that each stand for so many records; returns the problem if there is one.
+        """Write its files, from histories that each stand for this many records; returns the problem if there is one.
 
         Called in any thread.
         """

@@ -3,25 +3,25 @@
 Theory of operation. The strategy (`speedo.sgd_modes`) decides who is merged and who trains; the coordinator
 keeps the books (`speedo.master.turn_book`) that make its decisions safe:
 
-- *Tickets.* Each turn has a number, given once. A result is taken only while its worker is there in the same
-  incarnation and this very ticket is outstanding; taking it ends the ticket. So a result merges at most once,
-  and late, repeated and foreign ones are told apart and refused. The ticket is looked at once: `handle(Trained)`
-  answers with `Receive`, and what becomes of that, `Received` or `Refused`, is the next event.
-- *Versions.* Each merge makes the next version of the center; nothing else does.
-- *Iterations* count samples merged, divided by the solver's batch. No more turns are issued than the work that
-  is left needs; a worker without work, or while too few workers live, is parked. To the strategy a parked
-  worker has left, and joins when there is work again: it needs no rule of its own for the end.
+- *Tickets.* Each turn has a unique number. A result is accepted only while its worker has the same incarnation and
+  this ticket is outstanding; accepting it ends the ticket. So a result merges at most once, and late, repeated and
+  foreign results are refused. The ticket is checked once: `handle(Trained)` answers with `Receive`, whose outcome,
+  `Received` or `Refused`, is the next event.
+- *Versions.* Only a merge makes a version, the next one.
+- *Iterations* count samples merged, divided by the solver's batch. No more turns are issued than the remaining work
+  needs. A worker without work, or while too few workers live, is parked: for the strategy it has left, and joins
+  when there is work again. So a strategy needs no rule for the end.
 - *Staleness* of a result is the number of results received between its ticket's issue and itself.
-- *Results that wait together* are decided one after another. A worker that trains again whatever becomes of the others
-  is told after the last of them, so that all begin from the newest version. Elastic workers need the version that
-  their own result made, and are told at once.
-- *Teams.* Workers that can meet are one unit to the strategy, with a number below 0. All get the same turn, a stretch;
-  it counts once all members have answered, as one result, whose payload is the leader's. If one of them leaves, or is
-  refused, the stretch is void for all. A team that trains alone does several rounds in a stretch, up to the next test,
-  snapshot or end; its payload is the center that it made.
-- *Stopping.* `speedo.master.stopping` hears of each test and of elapsed time, and may end the run as complete.
-- *Bad results.* To the strategy a worker whose payload is refused has left and joined again, so nobody waits
-  for the lost result. After `STRIKES` of them in a row the worker is set aside.
+- *Results that wait together* are decided one after another. A worker whose next turn does not depend on the other
+  results gets its command after the last of them, so that all begin from the newest version. Elastic workers need the
+  version that their own result made, and get their command at once.
+- *Teams.* Workers that share memory are one unit for the strategy, with a number below 0. All get the same turn, a
+  stretch. It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is
+  refused, the stretch is void for all. A team with all workers of the run does several rounds in a stretch, up to the
+  next test, snapshot or end; its payload is the center that it made.
+- *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
+- *Bad results.* For the strategy a worker whose payload is refused has left and joined again, so no worker waits for
+  the lost result. After `STRIKES` such results in a row the worker is set aside.
 
 No clock, no I/O, no arrays. Actions are applied to the books before they are returned, so the driver must carry
 them out in order, all of them.
@@ -299,7 +299,7 @@ class Coordinator(TurnBook):
     # ------------------------------------------------------------ teams
 
     def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
-        """None of its results counts. Its team forms anew once all members have answered."""
+        """None of its results counts. Its team forms again once all members have answered."""
         stretch.void = why
         self._test_what_it_came_to(stretch, actions)
         team = self._teams[stretch.unit]
@@ -427,7 +427,7 @@ class Coordinator(TurnBook):
                 self._carry_out(self.strategy.on_join(units), actions)
 
     def end(self, reason: str) -> list[Action]:
-        """The work is done, whoever is still there."""
+        """The work is done, also if workers are still there."""
         actions: list[Action] = []
         self._finish(actions, complete=True, reason=reason)
         return actions

@@ -1,9 +1,9 @@
 """The run loop: passes the cluster's events to the coordinator, and its actions to center, cluster and log.
 
 Time is an argument: the same loop runs on Ray with the monotonic clock and in the simulator with a virtual one. Every
-wait has a deadline; a missed deadline becomes an event with its cause. It does so in bounded time however many events
-wait: once a deadline is over, the events that are there at that moment are decided, and then it is looked at. So nobody
-is evicted whose result had come in time, and no event that comes later can put the deadline off.
+wait has a deadline; a missed deadline becomes an event with its cause, with any number of waiting events: once a
+deadline is over, the events that have arrived are decided, and then the deadline is checked. So no worker is evicted
+whose result arrived in time, and later events cannot delay the check.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from speedo.messages import (
     Trained,
 )
 
-QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for so long
+QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for this long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
@@ -71,7 +71,7 @@ class Cluster(Protocol):
         ...
 
     def waiting(self, most: int) -> list[Event]:
-        """The events after it that are there already, at most so many."""
+        """The events after it that are there already, at most this many."""
         ...
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
@@ -215,7 +215,7 @@ class Driver:
     # ------------------------------------------------------------ events
 
     def _take_together(self, events: list[Event]) -> None:
-        """Decide one after another. What lies between the first merge and the last turn told is not published."""
+        """Decide one after another. Versions between the first merge and the last command are not published."""
         with self.together() if len(events) > 1 else nullcontext():
             workers = set[int]()
             for event, after in zip_longest(events, events[1:]):
@@ -295,7 +295,7 @@ class Driver:
                 self._done.append((done, self.clock()))
                 if isinstance(done, Merge) and self._checkpoint_is_due():
                     # Before the next turns are sent: in sync every worker then saves the state of this version. And
-                    # after the observers are told: some have what is kept beside it.
+                    # after the observers have been called: some have what is kept beside it.
                     self._tell_what_is_done()
                     self._checkpoint()
         finally:

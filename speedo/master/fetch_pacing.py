@@ -1,4 +1,4 @@
-"""When workers on other machines are told to fetch a center, so that they do not meet on the master's cable.
+"""When workers on other machines are asked to fetch a center, so that they do not meet on the master's cable.
 
 Two that fetch at once over one cable take twice as long each. One after the other, the first has its center in half
 that time and the second no later, and from then on they are out of step: while one sends its payload up, the other's
@@ -20,7 +20,7 @@ READS: Final = 16  # fetches from which something is concluded
 SETTLING: Final = 4  # those before them, in which the last change shows only by and by
 CROWDED: Final = 1.3  # fetches at once, on average, from which there is something to gain
 PART: Final = 0.5  # of the gain that was to be expected, what must be seen
-AGAIN: Final = 40  # conclusions until all is looked at anew
+AGAIN: Final = 40  # conclusions until all is looked at again
 ODD: Final = 2.5  # times the median: a fetch that waited for something else
 
 Span = tuple[float, float]  # start, and seconds from there

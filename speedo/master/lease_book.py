@@ -1,4 +1,4 @@
-"""Who trains which records: each position of each epoch is settled once, whoever joins, leaves or dies.
+"""Who trains which records: each position of each epoch is settled once, also if workers join, leave or die.
 
 A state machine without clock, I/O or threads. What is settled is not written down: it is all that was given out, less
 what is free again, held by a worker, or in a turn whose result is neither merged nor dropped.

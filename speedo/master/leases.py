@@ -14,10 +14,10 @@ from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, Tra
 
 
 class Leases:
-    """Asked by workers from any thread, told by the driver from its own."""
+    """Asked by workers from any thread, notified by the driver from its own thread."""
 
     def __init__(self, book: LeaseBook, note: Callable[[str], None]) -> None:
-        """`note` is told if records stay untrained at the end."""
+        """`note` is called if records stay untrained at the end."""
         self._book, self._note, self._lock = book, note, threading.Lock()
         self._gone: set[tuple[int, int]] = set()
         self._pausing: set[tuple[int, int]] = set()

@@ -71,7 +71,7 @@ class Meeting:
             return self._number > 0 and (own is None or own.incarnation != incarnation)
 
     def look(self, number: int) -> bool:
-        """Whether the group of this number is to form anew, because others wait. Raises `TeamBrokenError`."""
+        """Whether the group of this number is to form again, because others wait. Raises `TeamBrokenError`."""
         with self._lock:
             if number != self._number:
                 raise TeamBrokenError("the other workers have left the collective")

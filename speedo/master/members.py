@@ -54,7 +54,7 @@ class Member:
     def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
         """Elastic averaging: `Train.moving_rate` and `Train.own.merged` of the turn that was just added.
 
-        A worker goes on from its own weights right after its own merge, or ahead of it.
+        A worker continues from its own weights right after its own merge, or ahead of it.
         """
         merged = self.merged
         if rule.payload is Kind.WEIGHTS:

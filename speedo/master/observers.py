@@ -1,4 +1,4 @@
-"""Who is told of everything that happens in a run: logs, the status, the simulator's trace."""
+"""The observers of all events of a run: logs, the status, the simulator's trace."""
 
 from __future__ import annotations
 

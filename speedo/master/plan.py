@@ -30,7 +30,7 @@ class Plan:
 
 
 def crossed(before: int, after: int, interval: int) -> bool:
-    """Whether a multiple of the interval lies in (before, after]."""
+    """Whether a multiple of the interval is in (before, after]."""
     return interval > 0 and after // interval > before // interval
 
 
@@ -42,7 +42,7 @@ def rounds_of(
     round_s: float,
     change: int | None = None,
 ) -> int:
-    """How many rounds of so many `samples` a team that trains alone does before it reports; at least 1.
+    """How many rounds of this many `samples` a team that trains alone does before it reports; at least 1.
 
     At most what fits into the plan's seconds, into the samples that are `left`, before the next test or snapshot, and
     before the iteration at which turns `change` their length.

@@ -1,7 +1,7 @@
 """The solver's own update of the range that one server keeps, where workers send gradients (`--server-gradient`).
 
-The history lies in the server's store beside the center of its version, so a server that is replaced goes on with it.
-It is written after the center, for which workers wait; only a version that has both is one to go on from.
+The history is in the server's store beside the center of its version, so a server that is replaced continues it.
+It is written after the center, for which workers wait; only a version that has both is one to continue from.
 """
 
 from __future__ import annotations

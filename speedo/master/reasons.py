@@ -32,11 +32,11 @@ def pauses_too_long(waited_s: float) -> str:
 def silent_tester(waited_s: float) -> str:
     """Why a test has no metrics."""
     return (
-        f"the tester has finished no batch for {waited_s:.0f} s: it hangs, or a batch takes so long; "
+        f"the tester has finished no batch for {waited_s:.0f} s: it hangs, or a batch takes too long; "
         "give the test net a smaller batch_size, or raise --timeout"
     )
 
 
 def busy_tester(versions: int) -> str:
     """Why a version was not tested."""
-    return f"left out, for {versions} tests before it are not done yet; test less often, or use more --testers"
+    return f"skipped, because {versions} tests before it are not done yet; test less often, or use more --testers"

@@ -1,9 +1,9 @@
 """The tests that scripts make themselves: which workers make which, and of which version of the center.
 
 The k-th call of `run.test` in a worker is test point k. The first worker that comes to a point begins the test. With a
-data set whoever comes to the point, while there are records that nobody tests yet, takes part; the numbers are the
-means over all records then. Without one nobody else does. Others go on. It is a test of the run like any other: asked
-for by `Evaluate`, answered by `Tested`.
+data set, workers that come to the point while records are left take part, and the numbers are the means over all
+records. Without a data set, the first worker tests alone. All others continue. It is a test of the run like any other:
+requested by `Evaluate`, answered by `Tested`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Test:
 
 
 class ScriptTests:
-    """Asked by workers from any thread, told by the driver from its own; `put` tells the driver."""
+    """Asked by workers from any thread, notified by the driver from its own thread; `put` tells the driver."""
 
     def __init__(self, put: Callable[[Event], None]) -> None:
         self._put, self._changed = put, threading.Condition()
@@ -60,7 +60,7 @@ class ScriptTests:
         self._over = False
 
     def claim(self, worker: int, incarnation: int, point: int, records: int = 0) -> int | None:
-        """Whether this worker takes part in the test of this point, of a data set of so many records if there is one.
+        """Whether this worker takes part in the test of this point, of a data set of this many records if there is one.
 
         None if it does not. Raises `ConfigError` if the data set is another than that of the others.
         """

@@ -1,11 +1,11 @@
 """The center over servers: what the master decides is asked of all of them, each for its range.
 
 The master carries no arrays: it sums the squared norms that the servers answer, judges by them, and keeps in mind what
-every server must have: the version, who reads which older one, the payloads that are held, the merges that not every
-server has confirmed. With that a server that was replaced is brought to where the others are.
+every server must have: the version, the older versions that are read, the payloads that are held, the merges that not
+every server has confirmed. From these a replaced server is brought to the state of the others.
 
-Nobody waits for a merge: who is told to fetch the version that it makes looks for it until every server has published
-it. A payload that one server refuses is forgotten by all.
+The master does not wait for a merge: a worker that is to fetch the new version polls until every server has published
+it. A payload that one server refuses is dropped by all.
 
 Where servers apply the solver's own update, each has the history of its range. Gradients are clipped by the norm of the
 whole: only then the master asks for the parts of that norm first, and waits for them.
@@ -50,7 +50,7 @@ MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 
 @dataclass(eq=False, slots=True)
 class _Ordered:
-    """Merges that servers were told to make, with their payloads; `renewed` are those that made them once more."""
+    """Merges that servers were asked to make, with their payloads; `renewed` are those that made them once more."""
 
     request: Combine
     taken: list[TakeIn]
@@ -82,7 +82,7 @@ class ServedCenter:
     first_history: History | None = None
     first_state: State = field(default_factory=State)
     clock: Callable[[], float] = lambda: 0.0
-    outages: int = 0  # that servers told of, and replacements
+    outages: int = 0  # that servers reported, and replacements
     _gate: NormGate = field(default_factory=NormGate)
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
@@ -331,7 +331,7 @@ class ServedCenter:
                 return found
 
     def _confirm(self, most: int) -> None:
-        """Look at what became of merges; wait until no more than so many are unconfirmed."""
+        """Look at what became of merges; wait until no more than this many are unconfirmed."""
         while self._ordered and (len(self._ordered) > most or self._ordered[0].pending.done()):
             first = self._ordered[0]
             lost = [
@@ -389,7 +389,7 @@ class ServedCenter:
         if found is None:
             return False
         self.note(
-            f"warning: server {index} has lost its range with its store: it goes on from version {found.version}, "
+            f"warning: server {index} has lost its range with its store: it continues from version {found.version}, "
             f"which {found.host} has of it; merges lost in this range: {self.version - found.version}"
         )
         own = ranges_of(self.layout, len(self.servers))[index].layout
@@ -402,11 +402,11 @@ class ServedCenter:
     def _go_back(self, index: int) -> None:
         """Nobody has the range of this server: all begin again from the newest center that the master has whole."""
         version = self._whole.version
-        what = "the center goes back to what it was"
+        what = "the center is reset"
         if self.solver is not None:
-            what = "the center and the solver's history go back to what they were"
+            what = "the center and the solver's history are reset"
         self.note(
-            f"warning: server {index} has lost its range with its store: {what} at version {version}, and "
+            f"warning: server {index} has lost its range with its store: {what} to version {version}, and "
             f"{self.version - version} merges are lost"
         )
         self._spread(self._whole)

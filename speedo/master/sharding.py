@@ -45,7 +45,7 @@ class Shard:
 class Sharding:
     """A shard for each of `workers`: `workers[k]` reads shard `k`, `batch_sizes[k]` records at a time.
 
-    With `own` only the batch sizes are meant; whose host has which records, `own_shards` is told.
+    With `own` only the batch sizes are meant; `own_shards` gets the hosts and their records.
     """
 
     workers: tuple[int, ...]

@@ -1,6 +1,6 @@
 """When a run ends before `max_iter`: a time, a target, tests without progress. And which model is the best so far.
 
-Pure: it is told of tests and of elapsed seconds, and answers with reasons.
+Pure: it is notified of tests and of elapsed seconds, and answers with reasons.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Stopping:
         return TestVerdict(reason, better)
 
     def trained(self, seconds: float) -> str:
-        """Why the run ends after so many seconds of training in all; empty if it does not."""
+        """Why the run ends after this many seconds of training in all; empty if it does not."""
         limit = self.rules.max_seconds
         return (
             "" if limit is None or seconds < limit else f"trained for {limit:g} s, the max_seconds"
@@ -117,7 +117,7 @@ class BestModel(Protocol):
         ...
 
     def keep(self, action: KeepBest) -> KeepBest:
-        """Write this version, of which `begin` was told; returns the action with the problem, if there is one."""
+        """Write this version, which `begin` got; returns the action with the problem, if there is one."""
         ...
 
     def forget(self, version: int) -> None:

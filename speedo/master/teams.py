@@ -62,7 +62,7 @@ class TeamUnit:
     """The workers that can meet, as the one unit that the strategy knows; `meets` is the place of the first.
 
     `members` train in its next turn. `owing` still have to answer for a stretch that is void. `formed` names the
-    gathering whose connections they use, 0 if they have to connect anew. `round_s` is what a round of the last stretch
+    gathering whose connections they use, 0 if they have to connect again. `round_s` is what a round of the last stretch
     took, in seconds. `broken` counts the stretches in a row that came to nothing.
     """
 

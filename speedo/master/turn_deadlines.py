@@ -14,7 +14,7 @@ from speedo.messages import Event, Left, Pause, Train
 HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
 TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
 MOST_PATIENCE: Final = 4.0  # times the deadline, for a slot that was overdue again and again
-FEWEST_TURNS: Final = 5  # before so many are known the deadline is the user's timeout
+FEWEST_TURNS: Final = 5  # before this many are known the deadline is the user's timeout
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,5 +90,7 @@ def _with_offset(
             f"{reason}, so the records must stay in their order, but they cannot be counted to begin at several "
             "places: use --workers 1, or --data-share same"
         )
-    note(f"each worker reads all records, from a place of its own (--data-share offset): {reason}")
+    note(
+        f"each worker reads all records, beginning at another place (--data-share offset): {reason}"
+    )
     return config.model_copy(update={"data_share": "offset"})

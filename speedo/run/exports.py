@@ -58,7 +58,7 @@ def make_exports(
     resumed: Counters | None,
     clock: Callable[[], float],
 ) -> tuple[Background | None, CenterCopies | None]:
-    """The observers that the options ask for. A port that was taken since the check is told, and no more."""
+    """The observers that the options ask for. A port that was taken since the check is only reported."""
     spec, made = settings.spec, list[Exporter]()
     wall_s = time.time() - clock()
     rate = None if isinstance(spec, ScriptJob) else spec.lr_policy.rate

@@ -12,7 +12,7 @@ from speedo.sgd_modes.registry import has_rounds, is_elastic, mode_named, own_op
 
 _SHARES: Final = {
     "own": "; each host reads its own records",
-    "offset": "; every worker reads all, each from a place of its own",
+    "offset": "; every worker reads all, each from another place",
     "same": "; every worker reads all, from the first on",
 }
 

@@ -53,7 +53,7 @@ def host_centers(settings: RunSettings, place: Assignment, layout: Layout) -> Ho
 
 
 def too_little_memory(settings: RunSettings, needed: int) -> str:
-    """That so many bytes are not free in the memory that a run exchanges through; empty if they are, or it has none."""
+    """Says that the memory of a run's exchange lacks this many bytes; empty if it has them, or is not used."""
     near = settings.near
     if not near.by_memory or settings.serves:
         return ""

@@ -177,7 +177,7 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
 
 
 def with_workers(prepared: Prepared, workers: int) -> Prepared:
-    """The same run begun with so many workers; its mode stays that of all that are wanted."""
+    """The same run begun with this many workers; its mode stays that of all that are wanted."""
     spec, config = prepared.settings.spec, prepared.config
     if isinstance(spec, ScriptJob):
         sizes = (1,) * workers
@@ -258,8 +258,8 @@ def _check_stopping_and_phases(
             )
         if config.serves and phase.server_gradient:
             found.append(
-                f"{start}: solver values of a phase, server_gradient and servers do not go together: servers are "
-                "given their solver once; leave one of them out"
+                f"{start}: solver values of a phase, server_gradient and servers cannot be combined: servers "
+                "get their solver once; leave one of them out"
             )
     if found:
         raise ConfigError(found)
@@ -273,12 +273,12 @@ def check_there_is_more(
     if max_seconds is not None and seconds >= max_seconds:
         raise ConfigError(
             f"{resumed.path} has trained for {seconds:.1f} s of {max_seconds:g}, the end; give a larger --max-seconds "
-            "to go on"
+            "to continue"
         )
     if resumed.iteration >= spec.max_iter:
         raise ConfigError(
             f"{resumed.path} has reached iteration {resumed.iteration} of {spec.max_iter}, the end; give a larger "
-            "--max-iter to go on"
+            "--max-iter to continue"
         )
 
 

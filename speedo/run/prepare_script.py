@@ -66,7 +66,7 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 def _resumed(
     config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None]
 ) -> Prepared:
-    """The run in this directory, to go on with."""
+    """The run in this directory, to continue with."""
     resumed = find_run(run_dir, script=True)
     former = read_former_run(resumed.path)
     check_there_is_more(resumed, job, config.max_seconds)
@@ -116,7 +116,7 @@ def _notes(former: FormerRun, resumed: Resumed, workers: int) -> list[str]:
     """What is restored and what is not, as lines for the user."""
     counters = resumed.counters
     had = [slot for slot in former.checkpoint.histories if slot < workers]
-    states = "; there is no worker's state in the checkpoint: optimizers begin anew"
+    states = "; there is no worker's state in the checkpoint: optimizers begin without state"
     if had:
         states = f", optimizer and run.keep of {len(had)} of {workers} workers"
     if 0 < len(had) < workers:
@@ -131,7 +131,7 @@ def _notes(former: FormerRun, resumed: Resumed, workers: int) -> list[str]:
 
 
 def _no_gradients(config: RunConfig) -> str:
-    """Why the workers cannot exchange gradients before each step, to go on after "because"; empty if they can."""
+    """Why the workers cannot exchange gradients before each step, to follow "because"; empty if they can."""
     if config.mode != "sync":
         return f"the mode is {config.mode}: use --mode sync"
     if config.local_steps != 1 or config.sync_when is not None:

@@ -17,7 +17,7 @@ from speedo.run_dir.directory import make_own_folders
 from speedo.system.bounds import said
 from speedo.system.files_below import name_below
 
-TELL_BYTES: Final = 64 << 20  # progress is told each time that so much has come
+TELL_BYTES: Final = 64 << 20  # progress is reported each time that so much has come
 Note = Callable[[str], None]
 
 

@@ -52,7 +52,7 @@ def run_parts(
     records: int | None,
     resume: Checkpoint | None = None,
 ) -> RunParts:
-    """The parts of a run of so many `records`, which may continue from the checkpoint `resume`."""
+    """The parts of a run of this many `records`, which may continue from the checkpoint `resume`."""
     spec, share = settings.spec, settings.data_share
     roster = Roster(
         settings.batch_sizes,

@@ -1,6 +1,6 @@
 """Between a worker's actor and the script that is its child: a unix socket in the worker's private folder.
 
-The script gets its place, says what it trains, and is told where its turns come from. Later it asks for records and
+The script gets its place, says what it trains, and gets the address of its turns. Later it asks for records and
 tests, and says when it has done its part.
 """
 
@@ -53,7 +53,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Of the script: what it trains, whose first weights lie in the store; `batch` is the records of one step.
+    """Of the script: what it trains, whose first weights are in the store; `batch` is the records of one step.
 
     With `gradients` it exchanges them before each step, with the other workers.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint has of a script's run beside weights and counters, and how a run goes on from it."""
+"""What a checkpoint has of a script's run beside weights and counters, and how a run continues from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FormerRun:
         return self.book.first_unsettled
 
     def for_workers(self, count: int) -> Checkpoint:
-        """The checkpoint for so many workers: who has no state in it begins with that of the first who has one."""
+        """The checkpoint for this many workers: who has no state in it begins with that of the first who has one."""
         had, none = self.checkpoint.histories, WorkerState(0, 1, 1, 0, _ALONE)
         first = min(had, default=None)
         histories = {} if first is None else {n: had.get(n, had[first]) for n in range(count)}

@@ -51,7 +51,7 @@ class ScriptStart:
         servers: Servers | None = None,
         built: Callable[[Training], None] = lambda _: None,
     ) -> None:
-        """`former` is the run to go on with, `open_store` as of `build_training`; `built` is told of the training.
+        """`former` is the run to continue, `open_store` as of `build_training`; `built` is notified of the training.
 
         With `servers`, which it then has start, workers wait for them, too.
 
@@ -78,7 +78,7 @@ class ScriptStart:
         """The training, for a worker that joins. While there is none: None, and `later` is called once there is.
 
         Raises `ClusterError` if the weights of worker 0 are not in the store, or its model is not the one that the run
-        is to go on with, `ConfigError` for other weights than the model's, `StoreError`.
+        is to continue with, `ConfigError` for other weights than the model's, `StoreError`.
         """
         with self._changed:
             if self._training is None and worker == 0 and model is not None and not self._stopped:

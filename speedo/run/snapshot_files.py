@@ -1,6 +1,6 @@
 """The files of a snapshot, as Caffe writes them: `NAME_iter_N.caffemodel` and `.solverstate`, or both in HDF5.
 
-Plain Caffe's `solver.restore` goes on from the `.solverstate`. It holds one history. Where the master or servers make
+Plain Caffe's `solver.restore` continues from the `.solverstate`. It holds one history. Where the master or servers make
 the solver's update it is theirs. Where every worker has its own, it is their mean, weighted by their records: for SGD
 and Nesterov in `sync` the history that one solver with the whole batch would have, for the update is linear.
 

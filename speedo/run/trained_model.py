@@ -148,7 +148,7 @@ class CaffeModel(TrainedModel):
                 "the checkpoint is of another net: its parameter blobs differ from those of "
                 f"{self._spec.path}; resume with the net that the run was begun with"
             )
-        if checkpoint.master_history:  # checked here, also where servers go on with it
+        if checkpoint.master_history:  # checked here, also where servers continue with it
             self._engine.load_history(checkpoint.master_history)
         return checkpoint.center
 

@@ -116,7 +116,7 @@ class Training:
             problem = self.keeper.keep_center(coordinator, self.driver.seconds)
         except StoreError:  # servers have the center, and one of them is gone
             kept = checkpoints_in(self.parts.run_dir / CHECKPOINTS)
-            resume = f"--resume {self.parts.run_dir} goes on from the last checkpoint"
+            resume = f"--resume {self.parts.run_dir} continues from the last checkpoint"
             return resume if kept else "there is no checkpoint yet"
         if problem:
             return f"and {problem}"

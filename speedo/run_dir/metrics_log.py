@@ -64,8 +64,8 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
 class MetricsLog:
     """An observer that writes `metrics.jsonl`, a line as soon as it is known.
 
-    With `resumed` it goes on from the lines of the former master, in a copy that takes the place of the file:
-    should that master come back, what it writes goes nowhere. Times go on from the last line's.
+    With `resumed` it continues from the lines of the former master, in a copy that takes the place of the file:
+    should that master come back, what it writes goes nowhere. Times continue from the last line's.
 
     Lines that the disk does not take wait in memory until it does; `tell` hears what is wrong with it, and an empty
     text once they are all written.
@@ -98,7 +98,7 @@ class MetricsLog:
         self._write(now, "clock", at=at.isoformat(timespec="milliseconds"))
 
     def resume(self, epoch: int, counters: Counters, now: float) -> None:
-        """The run goes on from this checkpoint: what was merged after it is undone."""
+        """The run continues from this checkpoint: what was merged after it is undone."""
         self._merged = (counters.version, counters.iteration)
         self._write(
             now,
@@ -179,7 +179,7 @@ class MetricsLog:
                 self._write_fields(action, now)
 
     def together(self) -> AbstractContextManager[None]:
-        """The lines of what is told inside are written at once, at its end."""
+        """The lines of events inside are written at once, at its end."""
         return self._file.together()
 
     def close(self) -> bytes:
@@ -198,7 +198,7 @@ class MetricsLog:
                 self._tell(self._told)
 
     def _write_fields(self, told: Event | Action, now: float, **more: Any) -> None:
-        """The line of `LINES` for what was told, and `more`; nothing for what has no line."""
+        """The line of `LINES` for this event, and `more`; nothing for what has no line."""
         if (line := LINES.get(type(told))) is not None:
             name, fields = line
             values = {field: getattr(told, field) for field in fields}

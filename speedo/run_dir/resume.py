@@ -63,7 +63,7 @@ def find_run(folder: Path, *, script: bool = False) -> Resumed:
     if not checkpoints_in(folder / CHECKPOINTS):
         again = "" if script else f", with --config {folder / CONFIG}"
         raise CheckpointError(
-            f"{folder} has no checkpoint: the run ended before its first one; start it anew{again}"
+            f"{folder} has no checkpoint: the run ended before its first one; start it again{again}"
         )
     path, checkpoint, problems = latest(folder / CHECKPOINTS)
     slots = tuple(sorted(checkpoint.histories))

@@ -15,7 +15,7 @@ from speedo.sgd_modes.turn_counts import TurnCounts
 from speedo.system.bounds import Option
 
 CATCH_UP = Option(
-    "When a worker is --max-advance turns ahead, all others finish their turns, and then all start together.",
+    "When a worker is --max-advance turns ahead, the others finish their turns; then all start together.",
     usual="only the worker that is ahead waits", source="as in Ho et al. 2013; the original SpeeDO caught up",
 )  # fmt: skip
 

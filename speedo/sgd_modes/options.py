@@ -25,21 +25,21 @@ class ModeOptions(BaseModel):
     mode: str
     rule: str | None = None
     local_steps: Annotated[str | int, BeforeValidator(as_steps), Option(
-        "Solver steps between two exchanges (tau); 1,10@500: 1, and 10 from iteration 500 on; adaptive:10/50: 10 at "
-        "first, and fewer as the loss falls, decided every 50 iterations.", Steps(),
+        "Solver steps between two exchanges (tau); 1,10@500: 1, then 10 from iteration 500 on; adaptive:10/50: 10 at "
+        "first, fewer as the loss falls, decided every 50 iterations.", Steps(),
         source="an exchange after every step, as in the original", metavar="N[,N@ITERATION...]|adaptive:N[/N]")] = 1
     sync_when: Annotated[str | None, Option(
-        "A worker sends after the first local step at which what it gathered since its last send has an L2 norm above "
-        "X, and after --local-steps at the latest.", check_sync_when, metavar="norm>X")] = None
+        "A worker sends when its delta since the last send has an L2 norm above X, and after --local-steps steps at "
+        "the latest.", check_sync_when, metavar="norm>X")] = None
     moving_rate: float | None = None
     delta_scale: float | None = None
     server_gradient: Annotated[bool | None, Option(
         "Workers send raw gradients; the master, or each server for its range, applies the solver's update.",
         usual="in sync with one local step, for solvers other than SGD and Nesterov, and with clip_gradients",
-        source="only so the step is that of one solver")] = None
+        source="only then the step is that of one solver")] = None
     momentum_correction: Annotated[bool | None, Option(
-        "Workers step by Nesterov's form of momentum, which anticipates the steps of the others; with the elastic rule "
-        "this is EAMSGD.",
+        "Workers use Nesterov's form of momentum, which anticipates the steps of the other workers; with the elastic "
+        "rule this is EAMSGD.",
         usual="for solver type SGD with momentum and several workers, if deltas are added",
         source="measured: modes.md, momentum and the scale of deltas")] = None
     staleness_scaling: bool | None = None
@@ -106,7 +106,7 @@ class ModeOptions(BaseModel):
 
 
 class PhaseOptions(ModeOptions):
-    """A phase of mode hybrid: another mode, for so many iterations or until a test fulfils `until`.
+    """A phase of mode hybrid: another mode, for this many iterations or until a test fulfils `until`.
 
     The rest takes the place of the run's solver values while the phase lasts.
     """

@@ -100,7 +100,7 @@ def one_of(names: Sequence[str]) -> Any:
 
 
 RULE: Final = Option(
-    "How results are merged; a rule of your own is given as package.module:Class.",
+    "How results are merged; a rule of your own is written package.module:Class.",
     usual="the mode's",
     source="each mode's paper",
 )
@@ -361,7 +361,7 @@ def _phase(
 
 
 def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
-    """The phase after so many merged samples, and those merged in it, if each phase had its length exactly.
+    """The phase after this many merged samples, and those merged in it, if each phase had its length exactly.
 
     The first, if some phase ends by a condition.
     """

@@ -17,8 +17,8 @@ from speedo.sgd_modes.rules import AverageDeltas, MergeRule, ServerGradient
 from speedo.system.bounds import LARGEST_COUNT, Option, Whole
 
 BACKUP_WORKERS = Option(
-    "A round closes when all but N workers have reported.", Whole(0, LARGEST_COUNT),
-    source="every result counts", below_workers="a round would wait for nobody")  # fmt: skip
+    "Close a round when all but N workers have reported.", Whole(0, LARGEST_COUNT),
+    source="every result counts", below_workers="a round would wait for no worker")  # fmt: skip
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from speedo.system.bounds import LARGEST_COUNT, LARGEST_INT32, digits, said, whole_number
 
-WINDOW: Final = 100  # iterations; the mean loss of so many batches of usual size is steady
+WINDOW: Final = 100  # iterations; the mean loss of this many batches of usual size is steady
 _NORM: Final = re.compile(r"\s*norm\s*>\s*(\S+)\s*")
 _ADAPTIVE: Final = re.compile(r"adaptive:([0-9]{1,18})(?:/([0-9]{1,18}))?")
 
@@ -77,7 +77,7 @@ class AdaptiveLength:
         return (iteration // self.window + 1) * self.window
 
     def merged(self, results: Iterable[tuple[float, int]], before: int, now: int) -> None:
-        """Results of this mean loss and so many samples were merged, which led from one iteration to another."""
+        """Results of this mean loss and this many samples were merged, which led from one iteration to another."""
         for loss, samples in results:
             self.loss += loss * samples
             self.samples += samples

@@ -15,7 +15,7 @@ from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule, ServerGradient
 from speedo.system.bounds import LARGEST_INT32, Option, Whole
 
 WINDOW = Option(
-    "Staleness from which a result is discarded; max(window, workers) is in force.",
+    "Discard results with a staleness of N or more; an N below the number of workers counts as that number.",
     Whole(1, LARGEST_INT32, "every result would be discarded; "), usual="2 * workers",
     source="measured: with n, equal workers lose 23 % of their results to ordinary jitter",
 )  # fmt: skip

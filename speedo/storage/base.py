@@ -19,7 +19,7 @@ from speedo.storage import keys
 
 MAX_HEAD_BYTES = 4096
 Arrived = Callable[[int], None]
-"""Told how many bytes, from the first, are in place; 0 where reading begins, perhaps anew."""
+"""Gets how many bytes, from the first, are in place; 0 where reading begins, perhaps again."""
 
 
 def check_blob(key: str, head: bytes) -> None:

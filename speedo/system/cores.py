@@ -137,7 +137,7 @@ def quota_of(cgroup: Path = CGROUP) -> float | None:
 
 
 def threads_of(options: CoreOptions, machine: Machine, workers: int) -> int:
-    """BLAS threads of each of so many workers; `auto`: the usable cores over the workers, at least 1."""
+    """BLAS threads of each of this many workers; `auto`: the usable cores over the workers, at least 1."""
     if options.threads != AUTO:
         return int(options.threads)
     return max(1, machine.usable // max(workers, 1))
@@ -174,7 +174,7 @@ def deal(machine: Machine, workers: int, threads: int, bind: Bind) -> list[tuple
 def share_of(
     host: str, options: CoreOptions, machine: Machine, workers: int, number: int
 ) -> CoreShare:
-    """What the worker with this number, from 0 on, gets among so many of its host."""
+    """What the worker with this number, from 0 on, gets among this many of its host."""
     threads = threads_of(options, machine, workers)
     if options.cores:  # a worker more than they are for shares those of another
         cores = options.cores[number % len(options.cores)]

@@ -20,11 +20,11 @@ POINTS: Final = (
     "worker-pushed",  # the payload is in the store, the master does not know yet
     "master-merging",  # a result is taken, nothing is merged
     "master-merged",  # merged, and not published
-    "master-published",  # published, and nobody told
+    "master-published",  # published, and no worker notified
     "server-merging",  # the same of a server, which has a range of it
     "server-merged",
     "server-published",
-    "tester-starting",  # the run goes on beside it
+    "tester-starting",  # the run continues beside it
     "master-checkpointing",  # a part of the checkpoint is on the disk
 )
 

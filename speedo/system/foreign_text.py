@@ -21,7 +21,7 @@ def clean_text(text: object, limit: int = MOST_TEXT) -> str:
     """
     try:
         whole = text if isinstance(text, str) else str(text)
-    except (ValueError, RecursionError):  # Python writes no number of so many digits
+    except (ValueError, RecursionError):  # Python writes no number of this many digits
         whole = f"a {type(text).__name__} beyond words"
     cut = whole[: limit + 1]
     if not cut.isprintable():

@@ -20,7 +20,7 @@ from speedo.run_dir.events import (
     WorkerLeft,
 )
 
-# By which callback a record of the log is told; the others are told to nobody.
+# Which callback reports a record of the log; the others are not reported.
 CALLBACKS: Final[Mapping[type, str]] = {
     ResultMerged: "on_result",
     ModelTested: "on_test",

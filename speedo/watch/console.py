@@ -36,7 +36,7 @@ STAMP: Final = "%Y-%m-%d %H:%M:%S%z"  # before each line of train.log
 
 
 class Watch(Protocol):
-    """Receives notes and states while a run goes on."""
+    """Receives notes and states during a run."""
 
     def note(self, text: str) -> None: ...
 

@@ -36,7 +36,7 @@ NO_WORKER_WAITS: Final = "no worker waits for the store any longer"
 CHECKPOINTS_BACK: Final = "checkpoints are written again"
 LOG_BACK: Final = "the run log is written again, with every line that waited"
 WHERE: Final = ("process", "threads", "cores", "device")  # of `RunsAt`, in a worker's status
-RECENT_S = 10.0  # images/s and losses are means over so many of the latest seconds
+RECENT_S = 10.0  # images/s and losses are means over this many of the latest seconds
 
 
 @dataclass(frozen=True, slots=True)

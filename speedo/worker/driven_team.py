@@ -1,15 +1,15 @@
 """A script's worker as a member of a team: gradients are averaged before each step of the optimizer.
 
 All members hold the same weights and the same state of the optimizer. For a step each writes its gradient into memory
-that it shares with those on its host; they meet; each averages its own stretch of the vector, weighted by the records
-behind the gradients; they meet again, and each steps with the mean. So all come to the same weights, to the bit, and
-these are those of one process with the whole batch. Only the leader publishes.
+that the members of its host share; they meet; each averages one part of the vector, weighted by the records of the
+gradients; they meet again, and each steps with the mean. So the weights of all are bit-identical, and those of one
+process with the whole batch. Only the leader publishes.
 
 A team over several hosts does this in each of them. The first member of each host fetches the center for it, and
-exchanges with those of the other hosts (`speedo.exchange.host_exchange`): what the members say, then the hosts' means.
+exchanges with those of the other hosts (`speedo.exchange.host_exchange`): the members' reasons, then the hosts' means.
 
-Who comes to a meeting says why: for a step, or because it has nothing to train. If nobody comes for a step, those who
-have no records are dealt new ones, by the leader. Else who comes for none takes part with the weight 0.
+A member comes to a meeting for a reason: for a step, or because it has nothing to train. If none comes for a step, the
+leader deals new records to members without records. Otherwise a member without records takes part with weight 0.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class DrivenTeam:
         self._worker.begin(command, self._load)
 
     def part(self) -> None:
-        """Let the others know at once that this member does not go on."""
+        """Let the others know at once that this member does not continue."""
         self._space = self._team = None
         self._gathering.part()
         self._leave_hosts()
@@ -216,7 +216,7 @@ class DrivenTeam:
         self._gathering.meet(self._team.patience_s)
 
     def _hear_rows(self, rows: npt.NDArray[np.uint8]) -> None:
-        """Whoever exchanges for this host fills in the rows of the others."""
+        """The member that exchanges for this host fills in the rows of the other hosts."""
         if self._exchange is not None and self._team is not None:
             own = rows[list(self._here)]
             self._exchange.all_gather("rows", own, self._team.spread, rows)
@@ -233,7 +233,7 @@ class DrivenTeam:
             self._meet()
 
     def _average_hosts(self, mean: Vector, samples: Sequence[int]) -> None:
-        """Whoever exchanges for this host makes its mean that of all, by the samples of each host."""
+        """The member that exchanges for this host makes its mean that of all hosts, by their samples."""
         if self._exchange is None:
             return
         own = samples[self._exchange.own]
@@ -248,7 +248,7 @@ class DrivenTeam:
     def come(
         self, what: Comes, samples: int = 0, epoch: int = 0, *, wants_deal: bool = False
     ) -> bool:
-        """Come for a step with the gradients of so many records, or for none, in this epoch of the script's loop.
+        """Come for a step with the gradients of this many records, or for none, in this epoch of the script's loop.
 
         Whether a step follows, with the mean of all in the gradients. If the leader `wants_deal`, one follows.
 
@@ -339,7 +339,7 @@ class DrivenTeam:
         return rows, _SHORT_AS[space.deal[SHORT]]
 
     def _require_finite(self, said: npt.NDArray[np.int64]) -> None:
-        """Of the gradients of this host: the team breaks, so other hosts need not be told which it is."""
+        """Of the gradients of this host: the team breaks, so other hosts need not know which it is."""
         assert self._team is not None
         if said[self._rank, BAD]:
             raise NotFiniteError(NOT_FINITE)

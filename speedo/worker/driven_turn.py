@@ -30,7 +30,7 @@ class DrivenWorker(Participant):
     _fetched: float = field(default=0.0, init=False)
 
     def begin(self, command: Train, load: Callable[[Train], None] | None = None) -> None:
-        """Get the center of this turn, and go on from it; `load` does that for a member of a team."""
+        """Get the center of this turn, and continue from it; `load` does that for a member of a team."""
         self._began = self.clock()
         self.command, self.steps, self._of_turn, self.with_team = None, 0, 0, 0.0
         self._losses.clear()
@@ -41,7 +41,7 @@ class DrivenWorker(Participant):
         reached("worker-fetched")
 
     def stepped(self, samples: int, loss: float | None = None) -> bool:
-        """One more step was made, on so many records; whether it was the last of the turn."""
+        """One more step was made, on this many records; whether it was the last of the turn."""
         command = self.command
         assert command is not None
         self.steps += 1

@@ -52,7 +52,7 @@ class TurnBuffers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, most: int = BUFFERS) -> TurnBuffer:
-        """A buffer for one user, as soon as there is one of so many."""
+        """A buffer for one user, as soon as there is one of this many."""
         if self._made < most and self._free.empty():
             self._made += 1
             self._free.put(TurnBuffer(self.layout.zeros()))
@@ -76,7 +76,7 @@ class TurnBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A center: where it lies in the store (`seen`), or in the turn's own memory."""
+    """A center: where it is in the store (`seen`), or in the turn's own memory."""
 
     buffer: TurnBuffer
     seen: Seen | None

@@ -1,4 +1,4 @@
-"""A worker's part in the exchange: it fetches a center, goes on from it, and publishes what its weights became.
+"""A worker's part in the exchange: it fetches a center, continues from it, and publishes what its weights became.
 
 It knows no engine: `speedo.worker.turn` has the loop of one, `speedo.worker.driven_turn` is driven by a script.
 """
@@ -74,7 +74,7 @@ class Participant:
         return command.payload is Kind.DELTA
 
     def _fetch(self, command: Train) -> None:
-        """Get the center of this turn, and go on from it: load it, or be pulled towards it."""
+        """Get the center of this turn, and continue from it: load it, or be pulled towards it."""
         version = command.version
         seen = None if self.needs_center(command) else self.exchange.look_at_center(version)
         if seen is None:
@@ -91,7 +91,7 @@ class Participant:
             seen.check()
 
     def begin_from(self, command: Train, center: Vector) -> None:
-        """Go on from the center of this turn, which somebody else has fetched."""
+        """Continue from the center of this turn, which somebody else has fetched."""
         self.weights.load_weights(center)
         if self.needs_center(command):
             self._center = self.weights.layout.zeros() if self._center is None else self._center

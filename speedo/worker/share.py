@@ -68,7 +68,7 @@ class Share:
 
     @property
     def has_loaders(self) -> bool:
-        """Whether processes read the batches, which begin anew after each pause in the record numbers."""
+        """Whether processes read the batches, which start again after each pause in the record numbers."""
         return getattr(self._data, "num_workers", 0) > 0
 
     @property

@@ -1,13 +1,13 @@
 """A turn that the workers of one host do together: after each round they sum in memory that they share.
 
-A round: every member trains on its own records and writes its payload into the memory; all meet; each sums its own
-stretch of the vector over all members, in their order; all meet again. A team that trains alone (`Kind.WEIGHTS` is what
-the master wants of it) adds the mean to the center there, by the rule of synchronous SGD, and goes on from it for as
-many rounds as it was told. Else one round leaves the mean payload of the host, for the master to merge. Only the leader
-fetches the center and publishes.
+A round: every member trains on its own records and writes its payload into the memory; all meet; each sums one part of
+the vector over all members, in their order; all meet again. A team with all workers of the run (the master asks for
+`Kind.WEIGHTS`) adds the mean to the center there, by the rule of synchronous SGD, and continues from it for the rounds
+of its command. Otherwise one round makes the mean payload of the host, which the master merges. Only the leader fetches
+the center and publishes.
 
-The order of summing is fixed and each value is summed by one member, so the outcome is the same to the bit whoever is
-first. `team_rounds` is a generator that stops at each meeting: processes carry it on over sockets
+The order of summing is fixed and each value is summed by one member, so the result is bit-identical in any order of
+arrival. `team_rounds` is a generator that stops at each meeting: processes carry it on over sockets
 (`speedo.exchange.team_meeting`), the simulator steps all members together.
 """
 
@@ -73,7 +73,7 @@ class Gathering(Protocol):
         ...
 
     def part(self) -> None:
-        """Let the others know at once that this member does not go on."""
+        """Let the others know at once that this member does not continue."""
         ...
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ def stretch_of(rank: int, members: int, size: int) -> slice:
 def team_rounds(
     worker: Worker, command: Train, memory: TeamMemory
 ) -> Generator[None, None, Trained]:
-    """This worker's part of the turn; stops wherever all members must be there before it goes on."""
+    """This worker's part of the turn; stops wherever all members must be there before it continues."""
     team = command.team
     assert team is not None
     engine, clock = worker.engine, worker.clock

@@ -13,7 +13,7 @@ from speedo.worker.participant import Participant
 
 @dataclass
 class Worker(Participant):
-    """A participant whose weights are an engine's, which trains as it is told."""
+    """A participant whose weights are an engine's, which trains as it is commanded."""
 
     weights: Engine
     _tuning: Tuning = field(default=NO_TUNING, init=False)
@@ -25,7 +25,7 @@ class Worker(Participant):
         return self.weights
 
     def turn(self, command: Train) -> Trained:
-        """Carry out one command and return its result, whose payload lies in the store by then."""
+        """Carry out one command and return its result, whose payload is in the store by then."""
         started = self.clock()
         self._fetch(command)
         fetched = self.clock()

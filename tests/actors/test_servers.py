@@ -227,7 +227,7 @@ def test_what_is_killed_comes_back_and_costs_what_no_worker_has(
     all_merges = merges(folder)
     assert len(set(all_merges)) == len(all_merges) >= done >= 150
     told = re.findall(
-        r"has lost its range with its store: it goes on from version (\d+), which here has of it; "
+        r"has lost its range with its store: it continues from version (\d+), which here has of it; "
         r"merges lost in this range: (\d+)",
         errors,
     )

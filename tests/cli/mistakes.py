@@ -81,7 +81,7 @@ def _options() -> Iterator[Mistake]:
         ("no-advance", "--mode partial --max-advance 0", "max_advance is 0", "use 1 or more", ()),
         ("window-in-sync", "--window 3", "window is 3, but mode sync does not use it", "use --mode weed-out", ()),
         ("pull-in-sync", "--moving-rate 0.3", "moving_rate is 0.3, but mode sync", "leave moving_rate out", ()),
-        ("pull-too-strong", "--mode easgd --moving-rate 1.5", "moving_rate is 1.5", "between 0 and 1", ()),
+        ("pull-too-strong", "--mode easgd --moving-rate 1.5", "moving_rate is 1.5", "above 0 and below 1", ()),
         ("no-phases", "--mode hybrid", "mode hybrid has no phases", "give at least one", ()),
         ("bad-phase", "--mode hybrid --phase sync", "phase 1 (sync) has no end", "as in sync:500", ()),
         ("phase-option", "--mode hybrid --phase easgd:9,moving_rat=1", "phase 1: moving_rat is no option",

@@ -133,8 +133,8 @@ def test_the_whole_page_of_train_is_by_subject() -> None:
     assert headings == [
         "How results are merged:", "How results travel:", "Instead of the solver's values:",
         "What a run starts from and writes:", "What computes:", "Data:", "Tests, and the end of a run:",
-        "Workers that come and go:", "What is recorded for other tools:",
-        "On a Ray cluster that exists already:", "How workers connect:", "Help:",
+        "Workers that join and leave:", "Output for other tools:",
+        "On an existing Ray cluster:", "How workers connect:", "Help:",
     ]  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_two_devices_are_refused_before_anything_starts(asked: list[RunConfig]) 
     ("typed", "said"),
     [
         ("train --port 7000 --own", "--own, --port: give --host ADDRESS, too"),
-        ("train --host 127.0.0.1 --ray auto", "--ray: a Ray cluster has its workers itself"),
+        ("train --host 127.0.0.1 --ray auto", "--ray: a Ray cluster starts the workers itself"),
         ("worker --master 127.0.0.1 --workers 0 --threads 2", "threads: with --workers 0 no worker uses it"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A comparison with real workers that Ctrl-C interrupts, and the same command goes on with it."""
+"""A comparison with real workers that Ctrl-C interrupts, and the same command continues it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def test_ctrl_c_ends_the_run_and_says_how_to_go_on(seen: Seen) -> None:
     status, errors = seen.interrupted
     assert status == 130, errors
-    assert "stopped; the same command goes on from here" in errors
+    assert "stopped; the same command continues from here" in errors
     assert "Traceback" not in errors
     assert seen.between["sequential-seed1"] == 8 * EPOCHS
     assert 0 < seen.between["async-w2-seed1"] < 8 * EPOCHS

@@ -1,4 +1,4 @@
-"""What a comparison runs: names, options, sweeps; and that another command does not go on with it."""
+"""What a comparison runs: names, options, sweeps; and that another command does not continue it."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
         ({"bind": "chip"}, "bind is 'chip'; use one of 'core', 'socket' or 'none'"),
         ({"local_steps": 0}, "local_steps is 0: a turn needs a step; use 1 or more"),
         ({"mode": "easgd", "moving_rate": 1.0},
-         ("moving_rate is 1.0: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"
+         ("moving_rate is 1.0: the pull must be above 0 and below 1; 0.9 divided by the"
          " number of workers is the usual choice")),
         ({"mode": "easgd", "moving_rate": float("nan")},
-         ("moving_rate is nan: the pull must lie between 0 and 1, both excluded; 0.9 divided by the"
+         ("moving_rate is nan: the pull must be above 0 and below 1; 0.9 divided by the"
          " number of workers is the usual choice")),
         ({"mode": "sync", "moving_rate": 0.3},
          ("moving_rate is 0.3, but mode sync does not use it; use --mode partial, easgd or "
@@ -102,11 +102,11 @@ def test_nothing_given_is_a_synchronous_run_of_two_workers() -> None:
          "out")),
         ({"backup_workers": -1}, "backup_workers is -1: use 0 or more"),
         ({"workers": 3, "backup_workers": 3},
-         ("backup_workers is 3 of 3 workers: a round would wait for nobody; use a number below that of "
+         ("backup_workers is 3 of 3 workers: a round would wait for no worker; use a number below that of "
          "workers")),
         ({"mode": "hybrid", "workers": 2,
           "phases": [{"mode": "sync", "iterations": 5, "backup_workers": 2}]},
-         ("phase 1 (sync): backup_workers is 2 of 2 workers: a round would wait for nobody; use a "
+         ("phase 1 (sync): backup_workers is 2 of 2 workers: a round would wait for no worker; use a "
          "number below that of workers")),
         ({**HYBRID, "backup_workers": 1},
          ("backup_workers is given for mode hybrid; give it to a phase, as in --phase "

@@ -149,7 +149,7 @@ def test_a_disk_that_hangs_costs_the_checkpoints_and_not_the_run(
     since = time.monotonic()
     run.wait_for(lambda: run.lines("checkpoint")[-1]["problem"], WRITE_S + HANG_S)
     told = run.lines("checkpoint")[-1]["problem"]
-    finding.note = f"told after {time.monotonic() - since:.0f} s"
+    finding.note = f"reported after {time.monotonic() - since:.0f} s"
     assert told.startswith(f"{folder} has not answered for 12")
     assert "its disk hangs" in told
     finding.recovered(run.recovery(time.monotonic()))

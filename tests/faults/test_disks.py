@@ -46,7 +46,7 @@ def fails_and_goes_on(
         assert reason in first["problem"]
         assert "make room there or make it writable" in first["problem"]
         assert reason in run.log()
-        finding.note = "told; training went on; written when there was room"
+        finding.note = "reported; training continued; written when there was room"
 
 
 @row(13, "checkpoint on a full disk", usual="partial")
@@ -157,7 +157,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
         assert LOG_BACK in run.log()
         result = json.loads((run.dir / "result.json").read_text())
         assert (result["problems"], result["log_lines_lost"]) == ([], 0)
-    finding.note = "told; every line is there; a worker was started again meanwhile"
+    finding.note = "reported; every line is there; a worker was restarted meanwhile"
 
 
 @row(13, "run directory on a disk that stays full", usual="async")
@@ -190,7 +190,7 @@ def test_a_run_directory_that_becomes_read_only_costs_no_model(
     finding.note = "model and result kept in the home folder; status 4"
 
 
-@row(13, "temporary folder full while a run goes on")
+@row(13, "temporary folder full during a run")
 def test_a_full_temporary_folder_ends_no_run(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -209,4 +209,4 @@ def test_a_full_temporary_folder_ends_no_run(
         lines = run.stop_and_check()
         told = [line["problem"] for line in lines if line["event"] == "checkpoint"]
         assert told == [None] * len(told)  # with the history of every worker
-    finding.note = "the run went on, with whole checkpoints"
+    finding.note = "the run continued, with complete checkpoints"

@@ -125,7 +125,7 @@ def test_a_worker_cut_off_from_redis_is_set_aside_and_returns(
     comes_back(spread, slot, finding)
 
 
-@row(8, "the master's words do not reach one worker, then healed")
+@row(8, "the master's messages do not reach one worker, then healed")
 def test_a_worker_that_does_not_hear_the_master_is_set_aside_and_returns(
     spread: Spread, mode: str, finding: Finding
 ) -> None:

@@ -86,7 +86,7 @@ def scale(run: Run, workers: int) -> None:
     assert said.returncode == 0, errors
 
 
-@row(15, "shards dealt out anew under turns that overlap", OVERLAPPING, "async")
+@row(15, "shards redistributed under turns that overlap", OVERLAPPING, "async")
 def test_workers_that_take_other_shards_between_turns_that_overlap(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:

@@ -113,7 +113,7 @@ def test_a_clock_that_jumps_has_no_effect(
     told = (" is not in ", " while it was read", " lost chunks of ")
     assert all(any(part in reason for part in told) for reason in lost), lost
     assert max(line["time"] for line in lines) < 1800
-    finding.note = f"nobody left; {len(lost)} payloads lost in Redis"
+    finding.note = f"no worker left; {len(lost)} payloads lost in Redis"
 
 
 # What shows a time to people, or compares the clocks of two machines for them; and a file's age in seconds.

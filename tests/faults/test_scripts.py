@@ -124,7 +124,7 @@ def test_a_full_disk_costs_a_script_its_checkpoint_and_not_its_run(
         run.ends(0)
         told = [line["problem"] for line in run.check() if line["event"] == "checkpoint"]
         assert any("No space left" in (one or "") for one in told)
-    finding.note = "told; training went on; written when there was room"
+    finding.note = "reported; training continued; written when there was room"
 
 
 @row(13, "run directory on a disk that stays full, a user's script", SCRIPT_MODES)

@@ -116,13 +116,13 @@ def test_a_full_redis_is_told_and_training_goes_on_when_there_is_room(
         server.admin().config_set("maxmemory", "0")
         since = time.monotonic()
         finding.recovered(run.recovery(since))
-        finding.note = f"told after {told:.1f} s; counted from when there was room"
+        finding.note = f"reported after {told:.1f} s; counted from when there was room"
         run.goes_on(30)
         assert int(server.admin().info("stats")["evicted_keys"]) == 0
         check_store_was_blamed(run)
 
 
-@row(7, "Redis stands still for 20 s (SIGSTOP)", usual="easgd")
+@row(7, "Redis stopped for 20 s (SIGSTOP)", usual="easgd")
 def test_a_redis_that_stands_still_is_waited_for(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_redis_that_stands_still_is_waited_for(
     stand_still(server)
     since = time.monotonic()
     run.wait_for(lambda: troubles(run), 20)
-    finding.note = f"told after {time.monotonic() - since:.1f} s"
+    finding.note = f"reported after {time.monotonic() - since:.1f} s"
     time.sleep(max(0.0, STALL_S - (time.monotonic() - since)))
     server.resume()
     finding.recovered(run.recovery(since))

@@ -101,7 +101,7 @@ def test_another_host_takes_the_range_of_one_that_is_gone_for_good(
     goes_on_with_the_range_elsewhere(tmp_path / "run")
     errors = stopped(run)
     told = re.search(
-        r"has lost its range with its store: it goes on from version (\d+), which \S+ has of it",
+        r"has lost its range with its store: it continues from version (\d+), which \S+ has of it",
         errors,
     )
     assert told is not None, errors
@@ -122,7 +122,7 @@ def test_a_host_that_leaves_in_order_hands_its_range_over(
     goes_on_with_the_range_elsewhere(tmp_path / "run")
     errors = stopped(run)
     told = re.search(  # from what the master fetched before, or from what the other host had of it later
-        r"goes (?:back to what it was at|on from) version (\d+), "
+        r"(?:is reset to|continues from) version (\d+), "
         r"(?:and (\d+) merges are lost|which \S+ has of it; merges lost in this range: (\d+))",
         errors,
     )

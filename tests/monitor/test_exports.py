@@ -310,7 +310,7 @@ def test_an_exporter_that_fails_is_told_once_and_the_others_continue() -> None:
         exports.did(merge(version), 1.0)
     exports.close()
     assert notices == [
-        "warning: the broken exporter has failed and writes nothing more: RuntimeError('a bug')"
+        "warning: the broken exporter has failed and stops writing: RuntimeError('a bug')"
     ]
     assert [one.version for one in kept.told if isinstance(one, Merge)] == [*range(1, 51), 0]
     assert threading.get_ident() not in kept.threads

@@ -98,7 +98,7 @@ def test_a_divided_batch_is_put_together_again(tmp_path: Path) -> None:
 
 def test_without_its_log_the_size_is_that_of_the_model(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", log=False)
-    with pytest.raises(ConfigError, match="does not tell the size of its model"):
+    with pytest.raises(ConfigError, match="does not say the size of its model"):
         from_run(run, cores=2)
     (run / "model.caffemodel").write_bytes(bytes(5000))
     assert from_run(run, cores=2).nbytes == 5000
@@ -118,11 +118,11 @@ def test_where_each_figure_comes_from_is_told(tmp_path: Path) -> None:
         ({"mode": "hybrid"}, "a run of mode hybrid, whose turns are of several kinds; give one"),
         (
             {"host": "10.0.0.5"},
-            "a run over a network, whose time lies in its turns; give one",
+            "a run over a network, whose time is part of its turns; give one",
         ),
         (
             {"compress": "int8"},
-            "a run with compression, whose time lies in its turns; give one without",
+            "a run with compression, whose time is part of its turns; give one without",
         ),
         ({"turns": 5}, "too short a run: no worker has 5 turns after its first; give a longer one"),
         ({"timings": False}, "too short a run"),

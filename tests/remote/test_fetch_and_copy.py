@@ -225,7 +225,7 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     put(run, {"checkpoints/1.ck": b"1"})
     copy = RunCopy(run, store.uri, told, watched=("checkpoints",))
     copy.start()
-    told.wait_for("the copy is tried again, training goes on")
+    told.wait_for("the copy is tried again, training continues")
     put(run, {"checkpoints/2.ck": b"2"})
     store.start()
     told.wait_for("is back; everything is copied")

@@ -96,7 +96,7 @@ def test_a_link_that_leads_out_of_the_folder_is_not_followed(lie: Any, tmp_path:
     [
         (2**60, "one fetch takes at most 1,024: fetch parts of it"),
         (2**40, "MiB still to come, and .* has room for"),
-        (1, "has more than the 1 bytes that its store tells"),
+        (1, "has more than the 1 bytes that its store reports"),
         (None, "has more than the 2 bytes"),
     ],
 )

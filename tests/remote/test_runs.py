@@ -46,7 +46,7 @@ def test_a_run_is_copied_while_its_store_is_away_and_goes_on_from_the_copy(
     wait_for_line(lines, '"checkpoint"', WAIT_S)
     s3.stop()
     told = tmp_path / "run" / "train.log"
-    wait_for_line(told, "the copy is tried again, training goes on", WAIT_S)
+    wait_for_line(told, "the copy is tried again, training continues", WAIT_S)
     before = versions(tmp_path / "run")
     end = time.monotonic() + WAIT_S
     while versions(tmp_path / "run") < before + 20:

@@ -148,7 +148,7 @@ WHOLE = {
 NETS = {**MEAN, **SUM, **WHOLE}
 LINES = {
     "valid": "layer 'loss' (SoftmaxWithLoss) divides by the labels of its batch that are not ignore_label",
-    "mixed": "the gradients of its parts give neither as mean nor as sum that of the batch",
+    "mixed": "neither the mean nor the sum of the gradients of its parts is the gradient of the batch",
     "reshape": "layer 'flat' cannot be built with a part of the batch",
     "lstm": "layer 'lstm' (LSTM) reads rows as time steps",
 }

@@ -143,7 +143,7 @@ def test_what_is_no_schedule_is_refused(text: str) -> None:
         ),
         (
             {"mode": "async", "staleness_scaling": True, "overlap": "all"},
-            "cannot know its staleness",
+            "does not know its staleness",
         ),
         ({"mode": "easgd", "staleness_scaling": True}, "does not use it; use --mode async"),
         ({"mode": "sync", "staleness_scaling": True}, "does not use it"),

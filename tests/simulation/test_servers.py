@@ -388,7 +388,7 @@ def test_a_server_lost_with_its_store_takes_all_back_to_the_last_whole_center() 
     assert notes == [
         "warning: server 1 is lost: killed",
         (
-            "warning: server 1 has lost its range with its store: the center goes back to what it was at version 0, "
+            "warning: server 1 has lost its range with its store: the center is reset to version 0, "
             "and 3 merges are lost"
         ),
         "server 1 is back, with version 3",
@@ -413,8 +413,8 @@ def test_a_range_lost_with_its_store_comes_from_the_memory_of_a_workers_host(
     assert notes[:2] == [
         "warning: server 1 is lost: killed",
         (
-            f"warning: server 1 has lost its range with its store: it goes on from version {version}, which host 0 has "
-            f"of it; merges lost in this range: {lost}"
+            f"warning: server 1 has lost its range with its store: it continues from version {version}, which host 0 "
+            f"has of it; merges lost in this range: {lost}"
         ),
     ]
     assert notes[-1] == "server 1 is back, with version 3"
@@ -447,7 +447,7 @@ def test_a_copy_is_the_center_of_its_version_in_that_range_and_others_keep_their
             servers.replace(1, "killed")
             center.probe()
             assert (
-                "it goes on from version 9, which one has of it; merges lost in this range: 1"
+                "it continues from version 9, which one has of it; merges lost in this range: 1"
                 in notes[1]
             )
             center._whole = replace(center._whole, version=3)
@@ -475,8 +475,8 @@ def test_a_solver_goes_back_with_its_history_and_the_log_says_so() -> None:
     )
     assert found.outcome.complete
     assert notes[1] == (
-        "warning: server 1 has lost its range with its store: the center and the solver's history go back to what "
-        "they were at version 0, and 3 merges are lost"
+        "warning: server 1 has lost its range with its store: the center and the solver's history are reset to "
+        "version 0, and 3 merges are lost"
     )
     center = found.center
     assert isinstance(center, ServedCenter)

@@ -66,7 +66,7 @@ def test_a_class_that_no_other_process_can_import_is_refused(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Stuck", "it deadlocks: no worker trains, and workers 0, 1 would wait for ever"),
+        ("Stuck", "it deadlocks: no worker trains, and workers 0, 1 would wait forever"),
         ("Twice", "it merges a result of worker 0 twice"),
         ("Raises", "KeyError: 'mine'"),
     ],
@@ -84,7 +84,7 @@ def test_a_mode_that_does_not_come_back_from_a_decision_is_refused(
     outside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "PATIENCE_S", 0.5)
-    with pytest.raises(ConfigError, match="the trial of it has not ended after"):
+    with pytest.raises(ConfigError, match="its trial has not ended after"):
         require_sound(make_config({"mode": f"{outside}:Sleeps"}))
 
 

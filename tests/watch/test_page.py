@@ -139,7 +139,7 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
     browser.wait_for(f"{cell(1, 'State')} === 'training'", WAIT_S)
     assert "SIGKILL" in browser.ask(f"return {cell(1, 'Last death')}")
 
-    # The master dies; the same page shows it, and goes on with its successor.
+    # The master dies; the same page shows it, and continues its successor.
     at = browser.ask(f"return {ITERATION}")
     deadline = time.monotonic() + 120 * how_loaded()
     while '"event":"checkpoint"' not in metrics.read_text():

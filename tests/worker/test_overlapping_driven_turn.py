@@ -120,7 +120,7 @@ def test_what_is_published_later_is_what_the_turn_came_to() -> None:
 
 
 def test_turns_that_do_not_end_keep_no_memory() -> None:
-    """With a buffer less each time, the third would wait for ever."""
+    """With a buffer less each time, the third would wait forever."""
     worker = make_overlapping()
     for ticket in range(1, 30, 3):
         missing = replace(command(), ticket=ticket, version=9)

@@ -52,7 +52,7 @@ class _Keeper:
 
 
 class Fleet:
-    """Has `prepared.config.workers` workers wherever the cluster has room. `note` is told what people should know.
+    """Has `prepared.config.workers` workers wherever the cluster has room. `note` gets what people should know.
 
     `last_died`, once set, says why there is no worker left and none to come.
     """
@@ -116,7 +116,7 @@ class Fleet:
         self._watcher.start()
 
     def scale(self, workers: int) -> str:
-        """Have so many workers from now on; returns a sentence for people."""
+        """Have this many workers from now on; returns a sentence for people."""
         with self._lock:
             self._wanted = workers
             self._said_full = False

@@ -79,7 +79,7 @@ class NodeKeeper:
         self._stack = ExitStack()
         self._leaving = threading.Lock()
         self._left = False
-        self._attends = False  # its command is told how the run goes
+        self._attends = False  # its command learns how the run goes
         # Of scripts alone: set once none of them is waited for any more.
         self._scripts_end: threading.Event | None = None
         self._ending = False
@@ -223,7 +223,7 @@ class NodeKeeper:
                     link.tell(Over(status))
 
     def _note(self, text: str) -> None:
-        """For whoever started this node: the command of this host, else that of the run."""
+        """For the command that started this node: that of this host, else that of the run."""
         if self._link is None:
             self._notes.append(text)
         else:
@@ -231,7 +231,7 @@ class NodeKeeper:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """An error that the user can mend is told to the command of this host, too."""
+        """An error that the user can mend is sent to the command of this host, too."""
         try:
             yield
         except SpeedoError as error:

@@ -51,7 +51,7 @@ class Seat:
 class Seats:
     """One group for the workers that fit at the beginning, and later one for each further worker.
 
-    Ray itself places a bundle anew whose node has died, and one that waits once there is room.
+    Ray itself places a bundle again whose node has died, and one that waits once there is room.
     """
 
     def __init__(self, needs: Resources, placement: Literal["spread", "pack"]) -> None:
@@ -92,7 +92,7 @@ class Seats:
         return least
 
     def more(self, count: int, refused: frozenset[str]) -> None:
-        """Ask for so many more places, each by itself."""
+        """Ask for this many more places, each by itself."""
         for _ in range(count):
             self._add(1, refused)
 

@@ -145,7 +145,7 @@ class HostLink:
 
 
 class CommandLink:
-    """The command's side: whoever keeps the workers of this host, one after another."""
+    """The command's side: the keepers of this host's workers, one after another."""
 
     def __init__(self, folder: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)

@@ -35,7 +35,7 @@ def host_node(
 ) -> Iterator[tuple[Node, int]]:
     """Join the cluster at `address` (host:port) with a node that offers `resources`, until the context ends.
 
-    Its files lie in `folder`, and `words` is a file for what Ray says. It may take `limit_s` seconds. Yields also the
+    Its files are in `folder`, and `words` is a file for what Ray says. It may take `limit_s` seconds. Yields also the
     first of the ports that are held for this host; 0 if any may be taken.
     Raises `ClusterError`.
     """

@@ -44,7 +44,7 @@ CRASHES: Final = 3  # a stay that breaks is tried again so often
 HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
 LEAST_S: Final = 15.0  # for a node to start, whatever is left of the time
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
-LEAVE_S: Final = 10.0  # what a stay that is told to end may take for it
+LEAVE_S: Final = 10.0  # what a stay that is asked to end may take for it
 UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
 
 
@@ -131,7 +131,7 @@ def serve_worker(
                 f"this host's stay in the cluster failed {crashes} times in a row, the last time: {ending.why}; "
                 f"see {logs}"
             )
-        watch.note(f"this host's stay in the cluster failed: {ending.why}; it joins again")
+        watch.note(f"this host's part of the cluster failed: {ending.why}; it joins again")
 
 
 def _made(logs: Path) -> Path:
@@ -242,7 +242,7 @@ def _follow(
             return Crashed("its Ray node died")
         was_kept = was_kept or link.is_kept
         if was_kept and not link.is_kept and now > unkept + UNKEPT_S:
-            return Crashed("the process that keeps its workers died, and no other came")
+            return Crashed("the process that keeps its workers died, and was not started again")
         if not was_kept and now > began + timeout_s:
             raise ClusterError(
                 f"there is no SpeeDO master in the Ray cluster at {offer.address}: correct --master"

@@ -29,7 +29,7 @@ LATE: Final = ("timed out during startup", "No node info found for head node")
 READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core.
-# Ray goes on without it where it has no address to listen at, and no machine has this one (RFC 5737).
+# Ray continues without it where it has no address to listen at, and no machine has this one (RFC 5737).
 _NO_DASHBOARD: Final = (
     "--include-dashboard=false",
     "--dashboard-host=192.0.2.1",

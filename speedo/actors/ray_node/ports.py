@@ -20,7 +20,7 @@ from speedo.system.bounds import said
 
 BLOCK: Final = 100  # ports from the base on that a node may listen at
 _SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager
-_CLAIM: Final = 8  # bound on loopback, never listened at: whoever holds it has the block
+_CLAIM: Final = 8  # bound on loopback, never listened at: the process that holds it owns the block
 _REDIS: Final = 9
 _SERVERS: Final = range(3, 8)  # the same of the servers of the center
 _PROCESSES: Final = range(10, BLOCK)
@@ -72,7 +72,7 @@ def server_port(address: str, base: int) -> int | None:
 def master_ports(address: str, base: int | None) -> Iterator[Ports]:
     """The ports of a master that serves `address`, reserved for it; without `base` any free ones, on loopback.
 
-    The block lies where the system takes the ports of outgoing connections from, so any of its ports may be in use for
+    The block is where the system takes the ports of outgoing connections from, so any of its ports may be in use for
     a while. Workers have to know that of the GCS; node and object manager take others of the block if theirs are taken.
     Raises `ClusterError` if a port that it needs is taken.
     """

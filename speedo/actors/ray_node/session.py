@@ -25,7 +25,7 @@ from speedo.system.import_order import with_our_path
 NAMESPACE: Final = "speedo"
 USERS: Final = "SPEEDO_USERS_RAY"  # the user's settings of Ray, for a script of the user's
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
-# train, workers have less for it. Deaths and joins are told by other ways.
+# train, workers have less for it. Deaths and joins are reported in other ways.
 _RARELY: Final = {
     "RAY_enable_metrics_collection": "0",
     "RAY_task_events_report_interval_ms": "0",

@@ -50,7 +50,7 @@ def was_fetched(folder: Path) -> bool:
 
 
 def now_ours(folder: Path) -> None:
-    """A run of ours goes on in this folder, and has written its own configuration. Raises `OSError`."""
+    """A run of ours continues in this folder, and has written its own configuration. Raises `OSError`."""
     (folder / RECORD).unlink(missing_ok=True)
 
 
@@ -183,7 +183,7 @@ def _published_sums(remote: Remote, found: dict[str, dict[str, Any]]) -> dict[st
     lines = [_SUM.fullmatch(line.strip()) for line in text.splitlines() if line.strip()]
     if None in lines:
         raise DataError(
-            f"{remote.uri}/{SUMS} is not in the form of sha256sum; write it anew with that"
+            f"{remote.uri}/{SUMS} is not in the form of sha256sum; write it again with sha256sum"
         )
     sums = {one[2].removeprefix("./"): one[1] for one in lines if one is not None}
     missing = sorted(set(sums) - set(found))
@@ -228,7 +228,7 @@ def _fetch_one(
                 size += len(chunk)
                 if size > most:
                     raise DataError(
-                        f"{remote.uri} has more than the {most} bytes that its store tells; fetch it again"
+                        f"{remote.uri} has more than the {most} bytes that its store reports; fetch it again"
                     )
                 if size - looked >= LOOK_BYTES:
                     looked = size

@@ -1,6 +1,6 @@
 """Copies a run directory to a store at each checkpoint and at the end, in a thread that training never waits for.
 
-A store that is away is told once, and tried again until it is back; then everything that has changed is copied. The
+A store that is away is reported once, and tried again until it is back; then everything that has changed is copied. The
 last copy, after the end, is tried for as long as the caller says.
 """
 
@@ -54,7 +54,7 @@ class RunCopy:
         self._thread.start()
 
     def finish(self, patience_s: float) -> str:
-        """Copy what has changed to the end; returns why that was given up after so many seconds, or nothing.
+        """Copy what has changed to the end; returns why that was given up after this many seconds, or nothing.
 
         A second call does nothing.
         """
@@ -95,7 +95,7 @@ class RunCopy:
         return found
 
     def _copy(self) -> str:
-        """Copy what has changed; returns the problem, told once."""
+        """Copy what has changed; returns the problem, reported once."""
         try:
             if self._remote is None:
                 self._remote = open_remote(self._uri)
@@ -104,9 +104,9 @@ class RunCopy:
                 self._put(name)
             self._remove_others(files)
         except (SpeedoError, OSError) as error:
-            self._remote = None  # a connection that broke is made anew
+            self._remote = None  # a connection that broke is made again
             if not self._away:
-                self._note(f"warning: {error}; the copy is tried again, training goes on")
+                self._note(f"warning: {error}; the copy is tried again, training continues")
             self._away = str(error)
             return self._away
         if self._away:

@@ -69,7 +69,7 @@ def use_device(name: str) -> Any:
 
 
 def chosen_device(device: str, number: int, count: int) -> str:
-    """The device with this number, in turn, where there are so many. Raises `EngineError` if it is not among them."""
+    """The device for this worker number, round robin over this many. Raises `EngineError` if it is not among them."""
     if device == "cpu" or (device == "auto" and not count):
         return "cpu"
     if not count:

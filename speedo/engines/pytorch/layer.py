@@ -124,7 +124,7 @@ class SourceLayer(Layer):
 
     @abstractmethod
     def skip(self, batches: int) -> None:
-        """Pass over so many batches, drawing the random numbers that reading them would draw."""
+        """Pass over this many batches, drawing the random numbers that reading them would draw."""
 
     def close(self) -> None:
         """End its threads; may be called twice."""

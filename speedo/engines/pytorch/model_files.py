@@ -349,7 +349,7 @@ def _layer_parts(parameter: Any, blobs: Sequence[Values]) -> list[Any]:
 
 
 def _head(number: int, length: int) -> bytes:
-    """What is before a field of so many bytes."""
+    """What is before a field of this many bytes."""
     return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(length)
 
 

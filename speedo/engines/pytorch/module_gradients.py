@@ -89,7 +89,9 @@ class ModuleGradients:
         try:
             return state_bytes(self._optimizer)
         except EngineError as error:
-            print(f"speedo: another worker's optimizer begins anew: {error}", file=sys.stderr)
+            print(
+                f"speedo: another worker's optimizer begins without state: {error}", file=sys.stderr
+            )
             return b""
 
     def load_state(self, state: bytes) -> None:

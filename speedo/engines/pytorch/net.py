@@ -166,7 +166,7 @@ class Net:
             layer.check_indices()
 
     def skip(self, batches: int) -> None:
-        """Let the data layers pass over so many batches, as if the net had computed them."""
+        """Let the data layers pass over this many batches, as if the net had computed them."""
         for source in self.sources:
             source.skip(batches)
 

@@ -45,7 +45,7 @@ Readers = Sequence[Sequence[tuple[Wired, int]]]
 
 
 def readers_of(layers: Sequence[Wired], values: int) -> Readers:
-    """Of each of so many values the layers that read it, and as which bottom."""
+    """Of each of this many values the layers that read it, and as which bottom."""
     readers: list[list[tuple[Wired, int]]] = [[] for _ in range(values)]
     for wired in layers:
         for at, number in enumerate(wired.bottoms):

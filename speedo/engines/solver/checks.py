@@ -47,7 +47,7 @@ def _too_small(batch_size: int, workers: int) -> str:
 
 def _split_problems(spec: SolverSpec, parameter: Any, workers: int) -> Iterator[str]:
     if not spec.batch_size:
-        return  # told with the net
+        return  # reported with the net
     if spec.batch_size < workers:
         yield _too_small(spec.batch_size, workers)
     for layer in data_layers(parameter.train_net_param):

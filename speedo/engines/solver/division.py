@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-# Caffe: layers/recurrent_layer.cpp. Rows are time steps, and the state goes on from batch to batch.
+# Caffe: layers/recurrent_layer.cpp. Rows are time steps, and the state continues from batch to batch.
 _RECURRENT: Final = frozenset({"LSTM", "RNN"})
 # Caffe: layers/loss_layer.cpp. Their first top has the weight 1 where the prototxt gives none.
 _LOSSES: Final = frozenset(

@@ -113,7 +113,7 @@ def _rate(parameter: Any) -> Iterator[str]:
         elif field == "gamma" and parameter.gamma < 0:
             yield f"gamma is {parameter.gamma:g}: use 0 or more"
         elif field in ("gamma", "power") and not math.isfinite(getattr(parameter, field)):
-            return  # told with the numbers
+            return  # reported with the numbers
     if parameter.max_iter > 0 and math.isfinite(parameter.base_lr) and parameter.base_lr > 0:
         yield from _rate_at_the_ends(parameter)
 

@@ -68,7 +68,7 @@ def transform_problems(layer: Any, search: SearchPath) -> Iterator[str]:
 
 
 def file_problem(owner: str, name: str, search: SearchPath) -> Iterator[str]:
-    """Refuses pipes and devices, on which Caffe would wait for ever."""
+    """Refuses pipes and devices, on which Caffe would wait forever."""
     found = search.find(name)
     if found is None:
         yield f"{owner} {search.missing(name)}"

@@ -134,7 +134,7 @@ class SolverSpec:
         return replace(self, text=to_text(parameter), type="Nesterov")
 
     def with_rates_scaled(self, factor: float) -> SolverSpec:
-        """The same solver with `base_lr` so many times as large, and with it the rate of every iteration."""
+        """The same solver with `base_lr` this many times as large, and with it the rate of every iteration."""
         scaled = self.lr_policy.from_base(self.lr_policy.base_lr * factor)
         parameter = parse_text(self.text, caffe_proto().SolverParameter())
         parameter.base_lr = scaled.base_lr

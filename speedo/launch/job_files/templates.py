@@ -18,7 +18,7 @@ TIME: Final = re.compile(r"([0-9]+-)?[0-9]{1,2}:[0-5][0-9](:[0-5][0-9])?")
 # No white space or quotes: these stand in comments and in plain YAML too.
 REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 SHARED_MEMORY: Final = (
-    "1Gi"  # Ray keeps 80 MB there, and the vectors of workers on one host lie there
+    "1Gi"  # Ray keeps 80 MB there, and the vectors of workers on one host are there
 )
 
 
@@ -45,7 +45,7 @@ class Training:
             if (shown := hide_secrets(option)) != option:
                 raise ConfigError(
                     f"option {shown} has a secret, which everybody who sees the file or the list of processes could "
-                    "read: leave it out, and hand it to the master in a variable, as SPEEDO_REDIS_PASSWORD"
+                    "read: leave it out, and give it to the master in a variable, as SPEEDO_REDIS_PASSWORD"
                 )
 
     @property

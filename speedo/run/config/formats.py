@@ -14,7 +14,7 @@ from speedo.sgd_modes.registry import PLAIN
 from speedo.system.bounds import said, whole_number
 from speedo.system.files import read_text
 
-MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for so many
+MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for this many
 MOST_LEVELS: Final = 12
 
 

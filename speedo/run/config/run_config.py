@@ -76,7 +76,7 @@ LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
 )
 LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
-SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has so many connections
+SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has this many connections
 THREADS: Final = WholeOr(
     AUTO, 1, 1024
 )  # more than any BLAS was built for; it takes as many as it can
@@ -91,10 +91,10 @@ DATA: Final = "Data"
 COMPUTING: Final = "What computes"
 TRAVEL: Final = "How results travel"
 ENDING: Final = "Tests, and the end of a run"
-WORKERS: Final = "Workers that come and go"
-RECORDS: Final = "What is recorded for other tools"
+WORKERS: Final = "Workers that join and leave"
+RECORDS: Final = "Output for other tools"
 MASTER: Final = "How workers connect"
-RAY: Final = "On a Ray cluster that exists already"
+RAY: Final = "On an existing Ray cluster"
 
 OVERLAP: Final = (
     f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they compute; "
@@ -143,26 +143,26 @@ class RunConfig(_Run):
 
     # fmt: off
     mode: Annotated[Mode, Option(
-        "The SGD mode; one of your own is given as package.module:Class.",
+        "The SGD mode; a mode of your own is written package.module:Class.",
         source="it trains the same model as one Caffe")] = "sync"
     workers: Annotated[int, Option(
         "Workers to train with.", Whole(1, LARGEST_WORKERS), source="the smallest number that shares the work")] = 2
     phases: Annotated[tuple[PhaseConfig, ...], Option(
-        "hybrid: a phase, of so many iterations or until a test fulfils a condition; repeat the option for more. The "
-        "phases run in turn, again and again; a last one without an end runs to the end. For example "
+        "hybrid: a phase: its mode, and its end, after N iterations or when a test meets a condition. Repeat the "
+        "option for each phase. After the last one the first one follows, unless the last one has no end. For example "
         "--phase 'sync:accuracy>=0.8' --phase async,lr=0.001, or --phase sync:500 --phase easgd:1000,moving_rate=0.3",
         metavar="MODE[:ITERATIONS|:CONDITION][,OPTION=VALUE...]",
         flags="--phase")] = ()
     split_batch: Annotated[bool | None, Option(
-        SPLIT, usual=f"{SPLIT_IN} and in hybrids with it",
+        SPLIT, usual=f"{SPLIT_IN} and in hybrid with such a phase",
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
-        "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
-        "largest, as in topk:0.01; sparse:F is the same, but each in 2 bits. The error of a payload is added to the "
-        "worker's next one.", checked_by(parse_compression),
+        "Format of what workers send: none (float32), bfloat16, int8; topk:F: only the fraction F of the values that "
+        "are largest, as in topk:0.01; sparse:F: the same, each in 2 bits. The error of a payload is added to the "
+        "worker's next payload.", checked_by(parse_compression),
         source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
     compress_center: Annotated[Literal["none", "bfloat16"], Option(
-        "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
+        "Format of what workers fetch: none (float32) or bfloat16; the center itself stays float32.",
         source="likewise", group=TRAVEL)] = "none"
 
     max_iter: Annotated[int | None, Option(
@@ -173,11 +173,11 @@ class RunConfig(_Run):
         "Learning rate, instead of base_lr.", Float32("a learning rate above 0", zero=False), group=SOLVER)] = None
     lr_scale: Annotated[str | None, BeforeValidator(_as_text), Option(
         "Multiply the learning rate by X; linear: by the number of workers; linear:N: the same, at most by N; sqrt: by "
-        "the root of their number.", check_lr_scale,
+        "the square root of the number of workers.", check_lr_scale,
         usual=f"{ELASTIC} with the elastic rule, unless --lr is given; else none",
         source="measured: modes.md, easgd", group=SOLVER, metavar="none|sqrt|linear[:N]|X")] = None
     warm_up: Annotated[int, Option(
-        "The learning rate rises from a tenth to the whole over the first N iterations.", Whole(0, LARGEST_INT32),
+        "Raise the learning rate from a tenth to its full value over the first N iterations.", Whole(0, LARGEST_INT32),
         source="Caffe has none", group=SOLVER)] = 0
     momentum: Annotated[float | None, Option(
         "Momentum.", Interval("[0, 1)", "use 0 up to, not including, 1"), group=SOLVER)] = None
@@ -192,13 +192,14 @@ class RunConfig(_Run):
     solver: Annotated[Path | None, Option(
         "The solver.prototxt.", check_path, "$SPEEDO_SOLVER, or the bundled LeNet", group=FILES)] = None
     weights: Annotated[Path | None, Option(
-        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file. Of several, each brings the layers that "
-        "it has, the last one's count.", check_weights, group=FILES, metavar="FILE|URI[,...]")] = None
+        "Start from this .caffemodel; a file, or a URI as in s3://bucket/file. Of several files, each sets the layers "
+        "that it has; a later file overrides an earlier one.",
+        check_weights, group=FILES, metavar="FILE|URI[,...]")] = None
     resume: Annotated[Path | None, Option(
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
         "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=FILES, metavar="RUN|URI")] = None
     take_over: Annotated[bool, Option(
-        "With --resume: take the run over from a master that hangs.", group=FILES)] = False
+        "With --resume: continue a run whose master hangs; that master can write nothing more.", group=FILES)] = False
     checkpoint_interval: Annotated[float, Option(
         "Seconds between checkpoints; 0: only at the end.", Seconds("the end alone"),
         source="chosen: a crash costs at most a minute of work", group=FILES)] = 60.0
@@ -206,18 +207,19 @@ class RunConfig(_Run):
         "Directory for all files that the run writes.", check_path, "runs/TIME-MODE", group=FILES,
         metavar="DIR")] = None
     python_layers: Annotated[str | None, Option(
-        "Python layers may also use these modules, besides those in the solver's folder.", check_modules,
+        "Modules for Python layers, besides those in the solver's folder.", check_modules,
         group=COMPUTING, metavar="MODULE[,MODULE...]")] = None
     data_root: Annotated[Path | None, Option(
-        "Last folder searched for relative data paths. Of a URI, what the solver names is fetched into a cache.",
+        "Last folder searched for relative data paths; a URI: the data that the solver names is fetched into a cache.",
         check_place, group=DATA, metavar="DIR|URI")] = None
     copy_to: Annotated[str | None, Option(
         "Copy the files of the run directory to this URI at each checkpoint and at the end, as in s3://bucket/run.",
         check_copy_to, group=FILES, metavar="URI")] = None
     data_share: Annotated[DataShare, Option(
-        "How workers share the records. shard: worker k of n reads every n-th; own: the same among the workers of one "
-        "host, of the records on that host; offset: every worker reads all, worker k of n from k/n of them on; same: "
-        "every worker reads all.", source="each record is read once an epoch, as by one Caffe", group=DATA)] = "shard"
+        "How workers share the records. shard: worker k of n reads every n-th record; own: the workers of each host "
+        "share the records of that host; offset: every worker reads all records, worker k of n begins at k/n of them; "
+        "same: every worker reads all records in the same order.",
+        source="each record is read once an epoch, as by one Caffe", group=DATA)] = "shard"
     redis: Annotated[str | None, Option(
         "URL of your own Redis; its password may be in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=TRAVEL,
         metavar="URL")] = None
@@ -227,42 +229,43 @@ class RunConfig(_Run):
     overlap: Annotated[Overlap, Option(
         OVERLAP, source="chosen: overlap makes results staler", group=TRAVEL)] = "none"
     team: Annotated[Literal["host", "off"], Option(
-        "host: in sync the workers of one host sum among themselves, and report as one; off: each to the master.",
+        "host: in sync, the workers of one host (a team) sum their results and send one; off: each sends its own.",
         source="measured: performance.md", group=TRAVEL)] = "host"
     stretch: Annotated[float, Option(
-        "A team that trains alone reports every S seconds; until then it does its rounds by itself. 0: after each "
-        "round. What it did since its last report is lost if a member dies.", Seconds("after each round"),
+        "A team that has all workers of the run merges its rounds itself, and reports every S seconds; 0: after each "
+        "round. If a member dies, the work since the last report is lost.", Seconds("after each round"),
         source="chosen: little is lost, and reports cost little", group=TRAVEL)] = 0.5
     engine: Annotated[EngineName | None, Option(
         "What computes: caffe (pycaffe) or torch (PyTorch, also on GPUs).",
         usual="$SPEEDO_ENGINE, or caffe; torch where only PyTorch is installed", source="pycaffe is the reference",
         group=COMPUTING)] = None
     device: Annotated[str, Option(
-        "Where workers compute. cpu: on the CPU, whatever the solver says. With torch also cuda: worker k of a host on "
-        "GPU k of its GPUs in turn; cuda:N: all on GPU N. auto: with torch cuda where PyTorch sees a GPU, else cpu; "
-        "with caffe as the solver's solver_mode says.", check_device, source="a GPU is faster",
+        "Where workers compute. cpu: on the CPU, also if the solver says GPU. cuda (torch): worker k of a host on GPU "
+        "k, from GPU 0 again if there are more workers; cuda:N (torch): all on GPU N. auto: with torch, cuda where "
+        "PyTorch finds a GPU, else cpu; with caffe, as the solver's solver_mode says.",
+        check_device, source="a GPU is faster",
         group=COMPUTING, metavar="auto|cpu|cuda|cuda:N")] = "auto"
     precision: Annotated[Precision, Option(
-        "With torch, the numbers that workers compute with; weights, losses, updates and tests stay float32.",
+        "Precision of the workers' computation with torch; weights, losses, updates and tests stay float32.",
         source="it trains the same model as Caffe", group=COMPUTING)] = "float32"
     threads: Annotated[str, BeforeValidator(_as_text), Option(
-        "BLAS threads of each worker; auto: the cores of its host over the host's workers.", THREADS,
+        "BLAS threads of each worker; auto: the cores of a host divided by its workers.", THREADS,
         source="chosen: of Caffe's layers only matrix products use more", group=COMPUTING, metavar="N|auto")] = "1"
     bind: Annotated[Bind, Option(
-        "Bind each worker's process: core, to as many cores as it has threads; socket, to one socket; round robin.",
+        "Bind each worker's process, round robin. core: to one core for each thread; socket: to one socket.",
         source="the kernel moves processes where cores are free", group=COMPUTING)] = "none"
     servers: Annotated[str, BeforeValidator(str), Option(
-        "Split the center into K ranges, each kept and merged by a server on one of the hosts, in the order in which "
-        "they join; auto: one on every host; 0: the master has it all.", SERVERS,
+        "Split the center into K ranges, each kept and merged by a server; hosts get servers in the order in which "
+        "they join. auto: one on every host; 0: the master keeps the whole center.", SERVERS,
         source="one machine has no cable to share", metavar="K", group=TRAVEL)] = "0"
     testers: Annotated[int, Option(
-        "Processes on the master's machine that test; each computes a share of the batches of every test.",
+        "Test processes on the master's machine; each computes a share of the batches of every test.",
         Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=COMPUTING)] = 1
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
         group=ENDING)] = True
     max_seconds: Annotated[float | None, Option(
-        "End the run after S seconds of training, those before a resume included.", Seconds(), group=ENDING)] = None
+        "End the run after S seconds of training, including those before a resume.", Seconds(), group=ENDING)] = None
     target: Annotated[str | None, Option(
         "End the run when a test output reaches a value, as in 'accuracy>=0.9' or 'loss<=0.3'.", check_condition,
         group=ENDING, metavar="CONDITION")] = None
@@ -272,8 +275,9 @@ class RunConfig(_Run):
     keep_best: Annotated[bool, Option(
         "Keep the best of the tested weights, by the output of --best-by, in best.caffemodel.", group=ENDING)] = False
     best_by: Annotated[str | None, Option(
-        "The test output of --patience and --keep-best. Lower is better if loss or err is in its name, else higher; "
-        "min: or max: before it says so.", check_best_by, "that of --target, else an accuracy, else a loss",
+        "The test output that --patience and --keep-best compare. Lower is better if its name has loss or err in it, "
+        "else higher; min:OUTPUT or max:OUTPUT overrides this.",
+        check_best_by, "that of --target, else an accuracy, else a loss",
         group=ENDING, metavar="OUTPUT")] = None
     final_test: Annotated[bool, Option(
         "Test the weights at the end of the run.", source="the result says what the model is worth",
@@ -302,8 +306,8 @@ class RunConfig(_Run):
     metrics_port: Annotated[int | None, Option(
         "Serve metrics for Prometheus on this port of 127.0.0.1.", Whole(1, 65535), group=RECORDS)] = None
     caffe_log: Annotated[str | None, Option(
-        "Write a log in the form of Caffe's own, for the tools that read that; without FILE, caffe.log in the run "
-        "directory.", check_caffe_log, group=RECORDS, metavar="[FILE]", bare=AUTO_LOG)] = None
+        "Write a log in Caffe's format, for tools that read it; without FILE, caffe.log in the run directory.",
+        check_caffe_log, group=RECORDS, metavar="[FILE]", bare=AUTO_LOG)] = None
 
     host: Annotated[str, Option(
         "Address of this machine to listen on.", usual="127.0.0.1, this machine alone",
@@ -317,14 +321,14 @@ class RunConfig(_Run):
         "Run as actors of this Ray cluster; auto: RAY_ADDRESS, or the cluster that this machine belongs to.", check_ray,
         usual="a private one is started", group=RAY, metavar="HOST:PORT|auto")] = None
     resources: Annotated[str, Option(
-        "What each worker needs: cpu, gpu, memory (bytes), and resources of the cluster by their names.",
+        "Ray resources for each worker: cpu, gpu, memory (bytes), and custom resources of the cluster.",
         checked_by(parse_resources), source="a worker computes with one thread", group=RAY,
         metavar="NAME=AMOUNT[,...]")] = "cpu=1"
     placement: Annotated[Literal["spread", "pack"], Option(
-        "spread: workers on as many nodes as there are; pack: on as few as have room.",
+        "spread: workers on as many nodes as possible; pack: on as few as possible.",
         source="nodes share neither caches nor memory", group=RAY)] = "spread"
     own: Annotated[bool, Option(
-        "Train scripts of your own instead of a solver: each host brings its own, by `speedo worker ... -- COMMAND`.",
+        "Train with scripts instead of a solver; on each host: `speedo worker --master ADDRESS -- COMMAND`.",
         group=MASTER)] = False
     script: tuple[str, ...] = ()  # the same for all hosts, with its arguments; given together with `own`
     script_folder: str = ""  # in which it runs
@@ -396,7 +400,7 @@ class RunConfig(_Run):
             )
         if self.tensorboard_histograms and self.serves:
             found.append(
-                f"tensorboard_histograms is given together with servers {self.servers}, and then the master has no "
+                f"tensorboard_histograms is given together with servers {self.servers}, with which the master has no "
                 "weights; leave one of the two out"
             )
         port = self.metrics_port

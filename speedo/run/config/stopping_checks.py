@@ -53,13 +53,13 @@ def problems_of_stopping(config: Stops) -> list[str]:
     found = _problems_of_ends(config.phases)
     if config.overlap != "none" and config.sync_when is not None:
         found.append(
-            f"overlap is {config.overlap} together with sync_when, which ends turns early: the turn after one is given "
-            "ahead by its length; leave one of the two out"
+            f"overlap is {config.overlap} together with sync_when, which ends turns early: the length of the next turn "
+            "is fixed in advance; leave one of the two out"
         )
     if config.overlap != "none" and config.staleness_scaling:
         found.append(
-            f"overlap is {config.overlap} together with staleness_scaling: a worker that goes on before its result is "
-            "merged adds it itself, and cannot know its staleness yet; leave one of the two out"
+            f"overlap is {config.overlap} together with staleness_scaling: a worker that continues before its result "
+            "is merged adds it itself, and does not know its staleness yet; leave one of the two out"
         )
     if config.best_by is not None and not (config.patience or config.keep_best):
         found.append(

@@ -25,7 +25,7 @@ class Collectives:
         """`gather(call, after)` as that of the module; a script by itself has none."""
         self._gather = gather
         self._group: Gathered | None = None
-        self._ends = False  # the present group does not go on
+        self._ends = False  # the present group does not continue
         self._looked = 0.0
 
     def barrier(self) -> None:

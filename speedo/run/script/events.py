@@ -49,7 +49,7 @@ class ScriptEvents:
             self.look(MOST)
 
     def look(self, most: int | None = None) -> None:
-        """Call for what the log has, for so many of its lines. Raises what a function raises, once the run is over."""
+        """Call for this many lines of the log. Raises what a function raises, once the run is over."""
         called = 0
         try:
             while (most is None or called < most) and self._log and self._log.call_one():

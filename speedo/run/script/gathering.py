@@ -150,7 +150,7 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
 def between_hosts(start: Start, turns: TurnSource, team: Team) -> HostExchange:
     """The way of a host's first member of this team to those of its other hosts.
 
-    A store that fails breaks the team, which forms anew once the center can be fetched: so its calls are not repeated.
+    A store that fails breaks the team, which forms again once the center can be fetched: so its calls are not repeated.
     """
     members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
     leaders = [team.workers[ranks[0]] for ranks in team.spread]

@@ -115,7 +115,7 @@ class GradientTurns:
     # ------------------------------------------------------------ steps
 
     def before_step(self, samples: int, *, closure: bool) -> None:
-        """Put the mean of all workers' gradients in the place of this worker's, which are of so many records."""
+        """Put the mean of all workers' gradients in the place of this worker's, which are of this many records."""
         self.lost = False
         if self.idle:
             return
@@ -254,7 +254,7 @@ class GradientTurns:
         return NoLease.OVER
 
     def _wants_deal(self) -> bool:
-        """Whether the processes of a loader would have to wait for records soon, and then to begin anew."""
+        """Whether the processes of a loader would have to wait for records soon, and then to start again."""
         return self._share.has_loaders and not self._is_short and len(self._rows) < FEW_ROWS
 
     def _take_deal(self, team: DrivenTeam) -> tuple[list[Row], NoLease | None]:

@@ -137,7 +137,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         return self._steps if worker is None else worker.iteration
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of so many epochs; of a run that is resumed those that are not trained to their end.
+        """The numbers of this many epochs; of a run that is resumed those that are not trained to their end.
 
         Ends early once the run is over.
         """
@@ -174,7 +174,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 yield item
 
     def step(self, loss: float | None = None, samples: int | None = None) -> None:
-        """A step was made, on so many records: those that `share` gave since the last one, if it is not said.
+        """A step was made, on this many records: those that `share` gave since the last one, if it is not said.
 
         With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
         """
@@ -218,7 +218,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         With `data`, which is what `share` takes, it is `measure(batches)`, and returns means over the records of these
         batches. Workers that come to the same test before all records are given out take part: each record is tested
         by one of them, and all get the means over all records. Else one worker makes the test. The others get None at
-        once, and go on. Raises `ConfigError` for what is no finite number.
+        once, and continue. Raises `ConfigError` for what is no finite number.
         """
         number, self._tested = self._tested, self._tested + 1
         if self._turns is not None:

@@ -43,7 +43,7 @@ class KeptState:
             raise ConfigError(
                 f"run.keep has another object named {name!r} already: give it another name"
             )
-        _pack_object(name, thing)  # a value that cannot be saved is told now
+        _pack_object(name, thing)  # a value that cannot be saved is reported now
         self._objects[name] = thing
         self._give_back(name)
 
@@ -59,7 +59,7 @@ class KeptState:
     def put(
         self, command: SaveState, place: Assignment, store: Store, keyspace: str, samples: int
     ) -> StateSaved:
-        """Put it into the store, for a checkpoint; the worker in this place has trained on so many records."""
+        """Put it into the store, for a checkpoint; the worker in this place has trained on this many records."""
         who = command.worker, command.incarnation, command.version
         try:
             put_history(store, keyspace, place.worker, command.version, self.save())

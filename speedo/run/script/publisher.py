@@ -1,4 +1,4 @@
-"""Publishes the results of a script's turns in a thread, while the script goes on."""
+"""Publishes the results of a script's turns in a thread, while the script continues."""
 
 from __future__ import annotations
 

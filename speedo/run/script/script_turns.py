@@ -97,7 +97,7 @@ class ScriptTurns:
     # ------------------------------------------------------------ begin and end of the script's part
 
     def hello(self, batch: int) -> None:
-        """Tell the master what is trained, with so many records in a step, once; the steps before are kept."""
+        """Tell the master what is trained, with this many records in a step, once; the steps before are kept."""
         if self.worker is not None or self.over:
             return
         settings, place, layout = self._start.settings, self._start.place, self._weights.layout
@@ -189,7 +189,7 @@ class ScriptTurns:
     # ------------------------------------------------------------ turns
 
     def has_turn(self) -> bool:
-        """Whether a turn goes on, or begins now: the next is waited for. False once the run is over."""
+        """Whether a turn continues, or begins now: the next is waited for. False once the run is over."""
         if self.over:
             return False
         assert self.worker is not None
@@ -218,7 +218,7 @@ class ScriptTurns:
         self.gradients.before_step(given, closure=closure)
 
     def stepped(self, samples: int, loss: float | None) -> bool:
-        """A step was made, on so many records; whether it was one of a turn."""
+        """A step was made, on this many records; whether it was one of a turn."""
         self.hello(samples)
         if not self.has_turn():
             return False
@@ -302,7 +302,7 @@ class ScriptTurns:
 
     @contextmanager
     def paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:
-        """Publish what was trained, and let the others go on without this worker.
+        """Publish what was trained, and let the others continue without this worker.
 
         Longer than a part of the timeout only if what is yielded is called now and then.
         """

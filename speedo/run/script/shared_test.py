@@ -30,7 +30,7 @@ def batches_to_test(share: Share, data: Any, batch: int | None) -> Any:
 
 
 class SharedTest:
-    """Of the data set `data`, in a run of so many `workers`; raises as `batches_to_test`."""
+    """Of the data set `data`, in a run of this many `workers`; raises as `batches_to_test`."""
 
     def __init__(self, turns: TurnSource, data: Any, batch: int | None, workers: int) -> None:
         self._turns, self._data, self._batch = turns, data, batch

@@ -21,7 +21,7 @@ DELTA_SCALE = Option(
     Interval("(0, 10]", "use a factor above 0, usually at most 1"),
 )
 STALENESS_SCALING = Option(
-    "Divide each delta by its staleness: the older the weights that it is of, the less it moves the center.",
+    "Divide each delta by its staleness, so that a delta from older weights moves the center less.",
     usual="the same factor for every delta",
     source="measured: modes.md, measured with real workers",
 )
@@ -50,7 +50,7 @@ class AddDelta(MergeRule):
     year: ClassVar[int] = 2012
     usual: ClassVar[str] = (
         "min(1, 4 / workers); without momentum correction min(1, 2 / workers); with staleness scaling 1; "
-        "of a script's several local steps 1 / workers"
+        "for scripts with several local steps 1 / workers"
     )
     source: ClassVar[str] = "measured: modes.md, momentum and the scale of deltas"
     delta_scale: Annotated[float | None, DELTA_SCALE] = None

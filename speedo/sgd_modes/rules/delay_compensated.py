@@ -25,7 +25,7 @@ COMPENSATION = Option(
     "Lambda, the strength of the correction.", Interval("[0, 100]", "use 0, which corrects nothing, to 100"),
     source="Zheng et al. 2017")  # fmt: skip
 MEAN_SQUARE = Option(
-    "The share of the deltas' mean square that each merge keeps.", Interval("[0, 1)", "use 0 or more, below 1"),
+    "Decay of the running mean of squared deltas, per merge.", Interval("[0, 1)", "use 0 or more, below 1"),
     source="likewise")  # fmt: skip
 
 

@@ -22,7 +22,7 @@ MOVING_RATE = Option(
     "Alpha of elastic averaging.",
     Interval(
         "(0, 1)",
-        "the pull must lie between 0 and 1, both excluded; 0.9 divided by the number of workers is the usual choice",
+        "the pull must be above 0 and below 1; 0.9 divided by the number of workers is the usual choice",
     ),
     metavar="A",
 )

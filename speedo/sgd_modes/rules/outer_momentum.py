@@ -24,9 +24,9 @@ OUTER_LR = Option(
     "The outer learning rate.", Interval("(0, 10]", "use a rate above 0, usually at most 1"),
     source="Douillard et al. 2023")  # fmt: skip
 OUTER_MOMENTUM = Option(
-    "The share of the outer momentum that each round keeps.", Interval("[0, 1)", "use 0 or more, below 1"),
+    "The momentum of the outer step.", Interval("[0, 1)", "use 0 or more, below 1"),
     source="likewise")  # fmt: skip
-NESTEROV = Option("Step by Nesterov's form of the outer momentum.", source="likewise")
+NESTEROV = Option("Use Nesterov's form of the outer momentum.", source="likewise")
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ SENT_BYTES: Final = 16 << 20
 ASKED_BYTES: Final = 4 << 20
 """How much is asked for ahead. The server copies all of that before it sends any, out of its cache if it is more."""
 PIECE_BYTES: Final = 256 << 10
-"""How much is read before the reader is told."""
+"""How much is read before progress is reported."""
 PAGE_KEYS: Final = 1000
 MAX_CHUNKS: Final = 1 << 16
-"""More than any model needs; whoever may write a record must not make its reader list more."""
+"""More than any model needs; a writer of records must not make their reader list more."""
 _PREFIX: Final = struct.Struct("<4sHHIIQ8s")
 _MAGIC: Final = b"SPB1"
 

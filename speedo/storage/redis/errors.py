@@ -19,7 +19,7 @@ PER_WORKER: Final = (
     3  # what it fetches by, what it publishes by where turns overlap, and its history's
 )
 OTHERS: Final = (
-    8  # the master's three, the tester's, whoever looks after users, strangers and the server
+    8  # the master's three, the tester's, those that watch users, strangers and the server
 )
 _REMEDIES: Final = {
     "OOM": "it is out of memory: raise its maxmemory (keep maxmemory-policy noeviction), "

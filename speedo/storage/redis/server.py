@@ -201,7 +201,7 @@ class PrivateRedis:
 
     def _start(self, program: str, deadline: float) -> bool:
         """Whether the server answers; False if another program took the port first."""
-        # A new one for each attempt: whoever else listens at the port has been told the one before.
+        # A new one for each attempt: another listener at the port has received the one before.
         self._password = secrets.token_hex(24)
         self._port = self._given_port or _free_port(self._host)
         self._directory = make_private_folder("speedo-redis-")

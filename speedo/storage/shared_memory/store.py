@@ -28,7 +28,7 @@ from speedo.system.failpoints import reached
 
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
-_LONG: Final = 64 * 1024  # bodies of so many bytes are mapped, and their files used again
+_LONG: Final = 64 * 1024  # bodies of this many bytes are mapped, and their files used again
 _SWEEP_EVERY: Final = 1024  # writes
 _NUMBERS: Final = itertools.count(1)  # in one process passing names must differ
 

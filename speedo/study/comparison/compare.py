@@ -30,12 +30,12 @@ LOCK: Final = "lock"
 
 
 class Watch(Protocol):
-    """Sees a comparison go on."""
+    """Shows the progress of a comparison."""
 
     def note(self, text: str) -> None: ...
 
     def show(self, text: str) -> None:
-        """The state of the run that goes on."""
+        """The state of the current run."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def command(self, place: Place, run: Planned) -> list[str]:
-        """The command that makes the run, or goes on with it. Raises `ConfigError`."""
+        """The command that makes the run, or continues it. Raises `ConfigError`."""
 
     @abstractmethod
     def outcome(self, forecasts: Forecasts) -> Figures | None:

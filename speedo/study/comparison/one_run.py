@@ -66,7 +66,7 @@ class Place:
         return "finished" if complete or "diverge" in reason else "broken"
 
     def has_checkpoint(self, run: Planned) -> bool:
-        """Whether the run can go on where it was broken off; Caffe alone keeps nothing to do so."""
+        """Whether the run can continue where it was broken off; Caffe alone keeps nothing to do so."""
         if run.mode == SEQUENTIAL or not (self.run_dir / CONFIG).is_file():
             return False
         return bool(checkpoints_in(self.run_dir / CHECKPOINTS))
@@ -149,7 +149,7 @@ def remove_former(place: Place) -> None:
 
 
 def command_of(place: Place, run: Planned) -> list[str]:
-    """Of a run with the options of `run`; a broken one goes on from its last checkpoint. Raises `ConfigError`."""
+    """Of a run with the options of `run`; a broken one continues from its last checkpoint. Raises `ConfigError`."""
     words = beginning()
     if place.has_checkpoint(run):
         return [

@@ -26,7 +26,7 @@ ALONE: Final = "sync"  # the mode of the run with one worker, which is plain SGD
 
 @dataclass(slots=True)
 class ScriptComparison(Comparison):
-    """The modes by a script. A run that was interrupted begins anew: a script has no checkpoints here."""
+    """The modes by a script. A run that was interrupted starts again: a script has no checkpoints here."""
 
     wish: ScriptWish
 

@@ -82,7 +82,7 @@ class Forecasts:
         return None if found is None else Forecast(found.images_per_s, found.speedup)
 
     def predicted(self, mode: str, workers: int, options: Any, cores: int) -> Prediction | None:
-        """On one machine of so many cores. None for compressed exchanges, which were not measured."""
+        """On one machine of this many cores. None for compressed exchanges, which were not measured."""
         known = self._calibration
         if known is None or options.get("compress", "none") != "none":
             return None

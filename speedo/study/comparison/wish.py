@@ -265,5 +265,5 @@ def keep_wish(folder: Path, wish: Wish | ScriptWish) -> None:
         differing = [name for name in now if known.get(name) != now[name]] or ["form"]
         told = "; ".join(f"{name} was {known.get(name)}, is {now.get(name)}" for name in differing)
         raise ConfigError(
-            f"{folder} holds another comparison ({told}); give the former command to go on with it, or another --out"
+            f"{folder} holds another comparison ({told}); give the former command to continue it, or another --out"
         )

@@ -30,7 +30,7 @@ def require_sound(config: RunOptions) -> None:
             within(PATIENCE_S, partial(_try, part))
         except OSError:
             raise ConfigError(
-                f"{what}: the trial of it has not ended after {PATIENCE_S:.0f} s: a decision or a merge never ends"
+                f"{what}: its trial has not ended after {PATIENCE_S:.0f} s: a decision or a merge never ends"
             ) from None
         except BrokenStrategyError as error:
             raise ConfigError(f"{what} cannot be used: in the simulator, {error}") from None

@@ -90,7 +90,7 @@ class WatchedStrategy:
             self.trains.add(worker)
         if self.there and not self.trains:
             waiting = _workers(tuple(sorted(self.there)))
-            self._object(f"it deadlocks: no worker trains, and {waiting} would wait for ever")
+            self._object(f"it deadlocks: no worker trains, and {waiting} would wait forever")
         if self.unmerged >= MOST_UNMERGED:
             self._object(f"it has merged none of the last {MOST_UNMERGED} results")
         return decision

@@ -17,7 +17,7 @@ from speedo.storage.redis.url import url_with_password
 from speedo.study.doctor.base import Finding, Request, fail, ok, warn
 from speedo.version import VERSION
 
-REACH_S: Final = 4.0  # a master that is there answers at once; whoever waits is told so
+REACH_S: Final = 4.0  # a running master answers at once; after this a line says that we wait
 LARGEST_SKEW_S: Final = 2.0
 LOOPBACK: Final = "127.0.0.1"
 

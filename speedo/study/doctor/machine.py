@@ -85,7 +85,9 @@ def redis(request: Request) -> Finding:
     version = re.search(r"v=(\d+)\.([\w.]+)", said)
     if version is None:
         return warn(
-            "redis", f"{program} does not tell its version", "run `redis-server --version` by hand"
+            "redis",
+            f"{program} does not report its version",
+            "run `redis-server --version` by hand",
         )
     text = f"{version[1]}.{version[2]} at {program}"
     if int(version[1]) < LEAST_REDIS:

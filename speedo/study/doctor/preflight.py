@@ -36,7 +36,7 @@ def require(request: Request) -> None:
     """
     check_workplace()
     findings = [*temporary(request), *limits(request)]
-    if can_be_written(request):  # a run directory that cannot is told as the option that it is
+    if can_be_written(request):  # a run directory that cannot is reported as the option that it is
         findings += disk(request, None)
     failed = [one for one in findings if one.level == "fail"]
     if failed:

@@ -39,7 +39,7 @@ def choice_of(request: Request, facts: dict[str, Any]) -> EngineChoice:
     with suppress(KeyError, TypeError):
         masters = EngineChoice(**facts["engine"])
         return replace(masters, device=request.device or masters.device)
-    with suppress(SpeedoError):  # told by the findings on engines
+    with suppress(SpeedoError):  # reported by the findings on engines
         return EngineChoice(chosen_engine(request.engine)[0], request.device or "auto")
     return CAFFE
 

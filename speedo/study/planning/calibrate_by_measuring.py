@@ -189,7 +189,7 @@ def measure(spec: SolverSpec, effort: Effort, note: Note) -> Calibration:
 
 
 def crowding_of(slower: float, threads: int, processes: int) -> float:
-    """`Calibration.crowding` of so many processes of `threads` each, which together are `slower` than one of them.
+    """`Calibration.crowding` of this many processes of `threads` each, which together are `slower` than one of them.
 
     A process alone has been slowed by its own threads already: by 1 + (crowding - 1) (threads - 1) / (cores - 1).
     """
@@ -284,7 +284,7 @@ def _origin(
     if "read server" in answer["far"]:
         server = "measured here"
     else:
-        server = "assumed: half of the passage, as the system does not tell the server's time"
+        server = "assumed: half of the passage, as the system does not report the server's time"
     compute = f"measured here, {len(answer['steps'])} steps of the whole batch in one process"
     if threads > 1:
         compute += f" of {threads} threads"

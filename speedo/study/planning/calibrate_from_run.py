@@ -79,11 +79,11 @@ def _from_run(folder: Path, cores: int) -> Calibration:
         )
     if was_far(options):
         raise ConfigError(
-            f"{folder} is a run over a network, whose time lies in its turns; give one of `speedo train`"
+            f"{folder} is a run over a network, whose time is part of its turns; give one of `speedo train`"
         )
     if any(options.get(name, "none") != "none" for name in ("compress", "compress_center")):
         raise ConfigError(
-            f"{folder} is a run with compression, whose time lies in its turns; give one without"
+            f"{folder} is a run with compression, whose time is part of its turns; give one without"
         )
     workers = turns_of(folder)
     turns = [turn for worker in workers for turn in worker.turns]
@@ -385,7 +385,7 @@ def model_bytes(folder: Path) -> int:
     if os.path.isfile(model) and (size := os.path.getsize(model)):
         return size
     raise ConfigError(
-        f"{folder} does not tell the size of its model: neither {LOG} nor {MODEL} is there"
+        f"{folder} does not say the size of its model: neither {LOG} nor {MODEL} is there"
     )
 
 

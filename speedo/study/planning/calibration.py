@@ -43,7 +43,7 @@ class _Record(BaseModel):
 
 
 class StepTime(_Record):
-    """Mean seconds of one solver step on so many samples."""
+    """Mean seconds of one solver step on this many samples."""
 
     samples: PositiveInt
     seconds: PositiveFloat
@@ -177,7 +177,7 @@ def with_step_time(known: Calibration, seconds: float) -> Calibration:
 
 
 def with_threads(known: Calibration, threads: int, speedup: float) -> Calibration:
-    """Steps that were measured with one thread, and take `speedup` times less with so many."""
+    """Steps that were measured with one thread, and take `speedup` times less with this many."""
     steps = tuple(
         StepTime(samples=step.samples, seconds=step.seconds / speedup) for step in known.steps
     )

@@ -203,7 +203,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
         engine.step(WARM_UP, layout.zeros())
     print("ready", flush=True)
     if not sys.stdin.readline():
-        raise SystemExit(1)  # whoever started us is gone
+        raise SystemExit(1)  # the process that started us is gone
     worked = time.thread_time()
     steps = [] if seconds is None else _steps(engine, seconds, layout)
     core = (time.thread_time() - worked) / sum(steps) if steps else 1.0

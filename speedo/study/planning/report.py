@@ -14,7 +14,7 @@ NEARLY: Final = 0.95  # of the best, at which fewer workers are worth a line
 LIMITS: Final = {
     "compute": "the workers' own arithmetic, which more workers share",
     "link": "the busiest link, which more local steps relieve, a faster one, or more servers",
-    "store": "Redis, whose one thread more local steps relieve",
+    "store": "Redis, whose one thread has less to do with more local steps",
     "master": "the master, which takes one result after another; more local steps relieve it",
     "server": "the busiest server, which does one thing after another; more local steps relieve it",
 }
@@ -50,7 +50,7 @@ def as_text(calibration: Calibration, site: Site, predictions: Sequence[Predicti
         REMARK,
     ]
     if any(one.mode == "hybrid" for one in predictions):
-        lines.append(f"hybrid stands here for phases of {' and '.join(HYBRID)} of equal length.")
+        lines.append(f"hybrid means here phases of {' and '.join(HYBRID)} of equal length.")
     most = max(one.workers for one in predictions)
     if site.link is None and most > site.cores:
         lines.append(

@@ -38,7 +38,7 @@ class Shared:
         self._timeline, self._servers, self._slowdown = timeline, servers, slowdown
         self._most = servers - taken
         self._jobs: list[tuple[float, int, Then]] = []  # by the share at which each is done
-        self._speeds: list[float] = []  # of one of so many present jobs, from one on
+        self._speeds: list[float] = []  # of one of this many present jobs, from one on
         self._share = 0.0  # seconds of service that each job present from the start would have had
         self._since = 0.0
         self._count = self._plan = 0
@@ -56,7 +56,7 @@ class Shared:
         return begin
 
     def slowed(self, present: int) -> float:
-        """How many times slower each of so many jobs is than one alone, if there is a server for each."""
+        """How many times slower each of this many jobs is than one alone, if there is a server for each."""
         crowd = (
             (min(present, self._servers) - 1) / (self._servers - 1) if self._servers > 1 else 0.0
         )

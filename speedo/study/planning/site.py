@@ -53,11 +53,11 @@ class Site:
         return 0 if self.link is None else 1 + worker // self.per_machine
 
     def hosts(self, workers: int) -> int:
-        """Machines that so many workers train on."""
+        """Machines that this many workers train on."""
         return 1 if self.link is None else -(-workers // self.per_machine)
 
     def servers_of(self, workers: int) -> tuple[int, ...]:
-        """The machine of each server of a run with so many workers."""
+        """The machine of each server of a run with this many workers."""
         hosts = self.hosts(workers)
         count = hosts if self.servers == AUTO else self.servers
         return tuple(0 if self.link is None else 1 + number % hosts for number in range(count))

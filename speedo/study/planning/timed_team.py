@@ -16,7 +16,7 @@ FINITE_SHARE = 0.5  # of `Calibration.check`, which is a checksum and a norm: th
 
 @dataclass(frozen=True, slots=True)
 class TimedTeam:
-    """So many `members` on one machine, whose processor time is had by `compute`; `costs` says what each part takes."""
+    """This many `members` on one machine; `compute` takes its processor time, `costs` has the cost of each part."""
 
     members: int
     compute: Callable[[float], Job]
@@ -27,7 +27,7 @@ class TimedTeam:
         return together(*(self.compute(seconds) for _ in range(self.members)))
 
     def meeting(self) -> Job:
-        """From the last member's arrival until all go on."""
+        """From the last member's arrival until all continue."""
         return self.together(self.costs.meeting * (self.members - 1))
 
     def rounds(self, count: int, steps: Callable[[], Sequence[Job]], load: float) -> Job:

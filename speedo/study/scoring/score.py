@@ -1,6 +1,6 @@
 """Scores models in child processes: each runs its share of the batches of every test, and the sums are put together.
 
-So the figures are those of one process, to the rounding of a sum. An abort of Caffe is told in its words.
+So the figures are those of one process, to the rounding of a sum. An abort of Caffe is reported in its words.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model scores: the mean of each output, over so many batches and records, in so many seconds.
+    """What a model scores: the mean of each output, over this many batches and records, in this many seconds.
 
     `batches` are those of each test net.
     """

@@ -75,7 +75,7 @@ def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
 
 
 def _told(call: Callable[[], object]) -> bool:
-    """Call it; a problem is told in one line, and ends the process."""
+    """Call it; a problem is printed in one line, and ends the process."""
     try:
         call()
     except SpeedoError as error:

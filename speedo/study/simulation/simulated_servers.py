@@ -26,7 +26,7 @@ class SimulatedHosts:
         self.memories: dict[str, Store] = {}
 
     def centers(self, worker: int, ranges: int, clock: Callable[[], float]) -> HostCenters | None:
-        """What this worker shares of so many ranges."""
+        """What this worker shares of this many ranges."""
         if self._name_of is None:
             return None
         memory = self.memories.setdefault(self._name_of(worker), MemoryStore(clock=clock))

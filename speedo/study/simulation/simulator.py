@@ -237,7 +237,7 @@ class SimulatedCluster:
         elif faults.late and chance() < faults.late:
             self.at(done, lambda: self._late(worker, command))
         elif faults.leave and chance() < faults.leave:
-            self.at(done, lambda: self._gone(worker.worker, "leaves of its own will"))
+            self.at(done, lambda: self._gone(worker.worker, "leaves by itself"))
         elif faults.fail and chance() < faults.fail:
             self.at(done, lambda: self._fail(worker, command))
         else:
@@ -402,7 +402,7 @@ def simulate(
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
     `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. With `servers`
-    each of so many has a range of the center; `serve` makes the way to them, and `notes` is told of those that are
+    each of this many has a range of the center; `serve` makes the way to them, and `notes` gets those that are
     lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
     With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
     `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some.

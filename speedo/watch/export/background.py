@@ -50,9 +50,9 @@ class Exporter(Protocol):
 
 
 class Background:
-    """An observer of the driver: it only notes what is told, a thread hands it on.
+    """An observer of the driver: it only queues events, a thread passes them on.
 
-    `tell` hears once of each problem of an exporter, and when it is over. An exporter that fails is left out from then
+    `tell` is called for each problem of an exporter, and when it is over. An exporter that fails is left out from then
     on. Neither ends the run.
     """
 
@@ -124,9 +124,9 @@ class Background:
     ) -> None:
         try:
             call(*arguments)
-        except Exception as error:  # whatever a library raises, the run goes on
+        except Exception as error:  # whatever a library raises, the run continues
             self._problems[place] = FAILED
-            self._tell(f"warning: {exporter.name} has failed and writes nothing more: {error!r}")
+            self._tell(f"warning: {exporter.name} has failed and stops writing: {error!r}")
 
 
 class CenterCopies:

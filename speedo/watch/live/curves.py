@@ -69,7 +69,7 @@ class Rate:
     _sums: list[list[float]] = field(default_factory=list)  # iteration, samples
 
     def add(self, iteration: int, seconds: float, samples: float) -> None:
-        """So many samples at this time, from 0 on."""
+        """This many samples at this time, from 0 on."""
         while seconds / self._width >= MOST:
             self._width *= 2
             pairs = itertools.zip_longest(self._sums[::2], self._sums[1::2])

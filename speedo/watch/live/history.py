@@ -28,9 +28,9 @@ from speedo.system.files import open_to_read
 from speedo.system.json_lines import values_of
 from speedo.watch.live.curves import Curve, Rate
 
-RECENT_S: Final = 10.0  # images/s are means over so many seconds
-RECENT_RESULTS: Final = 20  # staleness is the mean of so many
-PACE_S: Final = 60.0  # the time left is told from the iterations of so many seconds
+RECENT_S: Final = 10.0  # images/s are means over this many seconds
+RECENT_RESULTS: Final = 20  # staleness is the mean of this many
+PACE_S: Final = 60.0  # the time left is computed from the iterations of this many seconds
 MOST_BYTES: Final = 4 << 20  # read at a time
 MOST_WORKERS: Final = 10_000
 MOST_STALENESS: Final = 16  # what is staler is counted there

@@ -205,7 +205,7 @@ class LiveRun:
         if not log.time:
             return "not begun", "there is no line in its log yet"
         return "no master", (
-            f"its master has ended, or runs on another machine; `speedo train --resume {self.folder}` goes on with it"
+            f"its master has ended, or runs on another machine; `speedo train --resume {self.folder}` continues it"
         )
 
     def _workers(self, status: Mapping[str, Any]) -> list[Worker]:

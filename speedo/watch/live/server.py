@@ -1,7 +1,7 @@
 """The page of a run: its files, its events, and two requests that change the run.
 
 Who may do what: on loopback everybody on this machine may read, and who has the token may stop and scale. Beyond
-loopback nothing is told without the token. It is a secret of this command, part of the URL that it prints, after the
+loopback nothing is sent without the token. It is a secret of this command, part of the URL that it prints, after the
 `#`: browsers send that part to nobody. The page keeps it for its tab, and sends it as a header: another site that the
 user has open can make the browser send a request here, but not with that header. A request under a name that is not
 ours is refused, so no foreign name can be made to point here (DNS rebinding).

@@ -149,7 +149,7 @@ def _panel(title: str, curve: Curve, width: int) -> Panel:
 
 
 def plot(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
-    """A curve in braille, so many cells wide and high, with its least and its largest value at the left."""
+    """A curve in braille, this many cells wide and high, with its least and its largest value at the left."""
     if not points:
         return ["nothing yet", *[""] * (height - 1)]
     (least_x, most_x), (least, most) = (

@@ -100,7 +100,7 @@ def line_chart(
 ) -> Chart:
     """Lines over one pair of axes; `level` is a horizontal line with its name.
 
-    The upper end of a falling curve's first tenth (`quiet`) may lie outside: it would flatten all that follows.
+    The upper end of a falling curve's first tenth (`quiet`) may be outside: it would flatten all that follows.
     """
     drawn = [line for line in lines if any(math.isfinite(y) for y in line.ys)]
     right = max((max(line.xs) for line in drawn), default=1.0) or 1.0

@@ -3,7 +3,7 @@
 Two measures of a loss, the same for every run that is compared:
 
 *train*: the training loss, averaged over the last `window` images that were merged. The losses of single batches are
-noisy; their mean over an epoch is not. Before so many images are merged it is the mean of all.
+noisy; their mean over an epoch is not. Before this many images are merged it is the mean of all.
 
 *test*: the loss of the test net at each test, and between two tests the line through both.
 
@@ -29,7 +29,7 @@ Measure = Literal["train", "test"]
 Points = NDArray[np.float64]
 
 MOST_WINDOWS: Final = (
-    4  # a run is at least so many windows long, or the window is shorter than an epoch
+    4  # a run is at least this many windows long, or the window is shorter than an epoch
 )
 
 
@@ -53,7 +53,7 @@ class Curve:
         return float(self.images[at - 1] + part * (self.images[at] - self.images[at - 1]))
 
     def at(self, images: float) -> float | None:
-        """The loss after so many images, interpolated; None beyond the curve."""
+        """The loss after this many images, interpolated; None beyond the curve."""
         if not len(self.images) or not self.images[0] <= images <= self.images[-1] + 0.5:
             return None
         value = float(np.interp(images, self.images, self.loss))
@@ -105,7 +105,7 @@ def _tests(run: RunHistory) -> Curve:
 
 
 def seconds_at(run: RunHistory, images: float) -> float:
-    """Seconds of training after which so many images were merged."""
+    """Seconds of training after which this many images were merged."""
     ends, moments = [0.0, *run.ends], [run.began, *run.seconds]
     return float(np.interp(images, ends, moments)) - run.began
 

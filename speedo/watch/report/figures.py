@@ -253,7 +253,7 @@ def _work_out(one: Series, figures: Figures) -> None:
 
 
 def _accuracy(run: RunHistory, images: float) -> float | None:
-    """Of the test after so many images, or else of the last one."""
+    """Of the test after this many images, or else of the last one."""
     found = [one for one in run.accuracies() if math.isfinite(one[2])]
     near = [one for one in found if abs(one[0] - images) <= SAME_PLACE * images]
     if near:

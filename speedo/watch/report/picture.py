@@ -10,7 +10,7 @@ from speedo.watch.report.figures import Figures
 from speedo.watch.report.panels import Panels, staleness_shares
 from speedo.watch.report.sections import STEEP
 
-# As `c0` to `c7` of the page in the light: told apart by eyes that see no red or green.
+# As `c0` to `c7` of the light page: they differ also for readers who do not see red or green.
 INKS: Final = (
     "#23262b",
     "#0068b0",

@@ -202,7 +202,7 @@ class _Reader:
                 self._refused[event.decision, event.reason] += 1
                 self._last_turn[event.worker] = moment
             case ModelTested():
-                # At the images of its iteration: a test takes a while, and training goes on meanwhile.
+                # At the images of its iteration: a test takes a while, and training continues meanwhile.
                 self._end_merge()
                 images, seconds = self._at.get(event.iteration, (self._images, moment))
                 if event.metrics:
@@ -275,7 +275,7 @@ class _Reader:
             self._run.lives.append(Life(worker, self._here.pop(worker), moment, cause))
 
     def _undo(self, images: float, moment: float) -> None:
-        """The run goes on from a checkpoint: what was merged after it never was; all workers are new."""
+        """The run continues from a checkpoint: what was merged after it never was; all workers are new."""
         self._end_merge()
         run = self._run
         while run.ends and run.ends[-1] > images + 0.5:

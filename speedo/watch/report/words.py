@@ -63,7 +63,7 @@ def facts(figures: Figures) -> list[tuple[str, str]]:
         found.append(("epoch", text))
     text = "Of training, from the moment when the last of the first workers had joined."
     if figures.reference.mode == SEQUENTIAL:
-        text += " The tests of a run go on beside its training; those of sequential Caffe are not counted."
+        text += " The tests of a run are made during its training; those of sequential Caffe are not counted."
     found.append(("seconds", text))
     text = "Merged images over time, without the first tenth of a run and without pauses before a resume."
     found.append(("images/s", text))

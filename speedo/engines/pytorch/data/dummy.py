@@ -18,7 +18,7 @@ from speedo.errors import EngineError
 class DummyData(BatchSource):
     """Caffe's DummyData layer: tops of any shapes, float32.
 
-    A constant top is filled once and is the same tensor in every batch; the others are drawn anew, by the place's seed
+    A constant top is filled once and is the same tensor in every batch; the others are drawn again, by the place's seed
     and rank. Without a filler a top is zero.
     """
 

@@ -72,7 +72,7 @@ class HDF5Data(BatchSource):
         self._values: list[Floats] = []
 
     def _advance(self, rows: int) -> None:
-        """Move on by so many rows of the sequence."""
+        """Move on by this many rows of the sequence."""
         self._row += rows
         while self._row >= len(self._rows):
             self._row -= len(self._rows)

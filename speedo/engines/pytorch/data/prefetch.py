@@ -41,7 +41,7 @@ class Prefetch:
             return batch
 
     def discard(self, batches: int) -> int:
-        """Stop the thread and drop up to so many ready batches; how many there were."""
+        """Stop the thread and drop up to this many ready batches; how many there were."""
         self._stop()
         dropped = min(batches, len(self._ready))
         for _ in range(dropped):

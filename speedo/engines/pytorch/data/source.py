@@ -30,7 +30,7 @@ _To = TypeVar("_To")
 class BatchSource(SourceLayer):
     """A layer that makes batch after batch of a shard of its records.
 
-    With `pin` the batches lie in page-locked memory, for a GPU. `ahead` asks for a thread that makes them ahead, or
+    With `pin` the batches are in page-locked memory, for a GPU. `ahead` asks for a thread that makes them ahead, or
     forbids it; None leaves it to the layer. `decoders` threads decode the images of a batch; None: several for a GPU,
     else one.
     """
@@ -65,7 +65,7 @@ class BatchSource(SourceLayer):
 
     @abstractmethod
     def pass_over(self, batches: int) -> None:
-        """Move on by so many batches, with the random numbers that reading them draws."""
+        """Move on by this many batches, with the random numbers that reading them draws."""
 
     def release(self) -> None:
         """Close what `open` opened; may be called twice."""

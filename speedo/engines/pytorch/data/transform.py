@@ -70,7 +70,7 @@ class Transform:
         return (channels, self.crop, self.crop) if self.crop else (channels, height, width)
 
     def skip(self, records: int) -> None:
-        """Draw the random numbers of so many records."""
+        """Draw the random numbers of this many records."""
         if self._is_random:
             self._draws.bit_generator.advance(_DRAWS * records)  # type: ignore[attr-defined]
 

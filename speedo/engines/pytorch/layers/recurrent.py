@@ -1,7 +1,7 @@
 """Recurrent layers: LSTM, RNN, and LSTM's inner LSTMUnit.
 
 Bottoms are x (T, N, ...) and the continuation marks `cont` (T, N): 0 where a sequence begins. A static input (N, ...)
-may follow, and with `expose_hidden` the state before the first step. Without `expose_hidden` a batch goes on from the
+may follow, and with `expose_hidden` the state before the first step. Without `expose_hidden` a batch continues from the
 last step of the one before. No gradient passes from batch to batch, nor through exposed states.
 """
 
