@@ -18,8 +18,8 @@ from speedo.exchange.codecs import NO_COMPRESSION, Codec, Compression, make_code
 from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state
 from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, header_for
 from speedo.master.begun_versions import BegunVersions
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.guarded_merge import merge_by
-from speedo.master.norm_gate import NormGate
 from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_sums, average_into
 from speedo.storage import keys
@@ -138,7 +138,7 @@ class Center:
     state: State = field(default_factory=State)
     keeps_payloads: bool = False
     role: str = "master"
-    _gate: NormGate = field(default_factory=NormGate)
+    divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
     # By worker and ticket; which of them are held, merged and dropped is in the coordinator's book.
     _payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
     _begun: BegunVersions = field(default_factory=BegunVersions)
@@ -178,7 +178,7 @@ class Center:
         norm = self.take_in(event, rule)
         if isinstance(norm, Refused):
             return norm
-        problem = self._gate.judge(rule.payload, event, norm)
+        problem = self.divergence.refusal(rule.payload, event, norm)
         if problem is None:
             return None
         self.forget(event.worker, event.ticket)

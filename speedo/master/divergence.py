@@ -1,4 +1,7 @@
-"""Detects that a run has diverged, from the losses of its merged results.
+"""Detects divergence: of one result by the norm of its vector, of the run by the losses of its merged results.
+
+A result is refused if it is not finite, or if its L2 norm is out of proportion to the median of the norms that were
+accepted before.
 
 Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged if for
 `SUSTAINED` consecutive points the median of the last `WINDOW` points was above the initial and the best median, times
@@ -15,7 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.messages import Kind
+from speedo.errors import NOT_FINITE
+from speedo.messages import Kind, Merge, Trained
 from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
 
 WINDOW: Final = 50
@@ -30,18 +34,27 @@ VERY_FIRST: Final = 3
 BEGINNING: Final = 20
 RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter of them
 
+# Of norms: a step of a learning rate policy is 10 or 100, a flipped exponent bit far more.
+LARGEST_RATIO: Final = 1_000.0
+REMEMBERED: Final = 100
+FEWEST: Final = 10  # accepted norms before there is a judgement
+
 
 @dataclass
 class DivergenceWatch:
-    """Takes the loss of every merged result. `workers` is how many train, `payload` what they send.
+    """The center asks it for each result; the driver tells it each merge, and stops the run once there is a `reason`.
 
-    A `script` has an optimizer of its own, which options do not reach.
+    `workers` is how many train, `payload` what they send. A `script` has an optimizer of its own, which options do not
+    reach. `stops`: whether the run is to end when it has diverged.
     """
 
-    mode: str
+    mode: str = ""
     workers: int = 1
     payload: Kind = Kind.DELTA
     script: bool = False
+    stops: bool = False
+    reason: str = ""  # why the run should stop
+    _norms: dict[Kind, deque[float]] = field(default_factory=dict)  # accepted
     _beginning: list[float] = field(default_factory=list)
     _window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _start: float = 0.0
@@ -52,6 +65,37 @@ class DivergenceWatch:
     _samples: int = 0
     _results: int = 0
     _silent: bool = False
+
+    def refusal(self, kind: Kind, event: Trained, squared_norm: float) -> str | None:
+        """Why a result is refused; else None, and its norm is among the accepted from now on.
+
+        The norm of a refused one is not remembered: it must not make the next one look usual.
+        """
+        lost = event.has_loss and not math.isfinite(event.loss)
+        if lost or not math.isfinite(squared_norm):
+            return NOT_FINITE
+        known = self._norms.setdefault(kind, deque(maxlen=REMEMBERED))
+        norm = math.sqrt(squared_norm)
+        # The median, which takes longer to find, is not less than the minimum.
+        if len(known) >= FEWEST and norm > LARGEST_RATIO * min(known):
+            usual = statistics.median(known)
+            if usual > 0.0 and norm > LARGEST_RATIO * usual:
+                return (
+                    f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual "
+                    "here: training diverges there, or the worker computes nonsense; lower the learning rate or the "
+                    "momentum, or look at its node"
+                )
+        known.append(norm)
+        return None
+
+    def merged(self, merge: Merge) -> None:
+        """Take the losses of these results."""
+        for part in merge.parts:
+            losses = part.losses or (part.loss,)
+            for loss in losses:
+                reason = self.saw(loss, part.samples // len(losses))
+                if reason is not None and self.stops:
+                    self.reason = self.reason or reason
 
     def saw(self, loss: float, samples: int) -> str | None:
         """A result of this many samples was merged; returns why the run should stop, or None.
