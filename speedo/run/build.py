@@ -38,7 +38,7 @@ from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.registry import Adjust, Update, make_strategy, needs_update
+from speedo.sgd_modes.registry import Update, make_strategy, needs_update
 from speedo.sgd_modes.rules import State, by_servers
 from speedo.storage.base import Store
 from speedo.watch.status import StatusBoard
@@ -70,7 +70,7 @@ def build_training(
     version = resume.counters.version if resume else 0
     kept = State.unpack(resume.rule_state, model.layout.size) if resume else State()
     update = model.update if servers is None else by_servers
-    coordinator = _coordinator(config, settings, resume, update, model.adjust)
+    coordinator = _coordinator(config, settings, resume, update)
     payload, stops = coordinator.strategy.rule.payload, config.stop_on_divergence
     watch = DivergenceWatch(config.mode, config.workers, payload, config.own, stops)
     center: RunCenter
@@ -211,7 +211,6 @@ def _coordinator(
     settings: RunSettings,
     resume: Checkpoint | None,
     update: Update | None,
-    adjust: Adjust | None,
 ) -> Coordinator:
     spec = settings.spec
     test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
@@ -239,7 +238,6 @@ def _coordinator(
             update if needs_update(config) else None,
             samples=samples,
             place=None if progress is None else (progress.phase, progress.phase_samples),
-            adjust=adjust,
             batch_size=spec.batch_size,
             turns=None if turns is None else astuple(turns),
             own_optimizers=isinstance(spec, ScriptJob),
