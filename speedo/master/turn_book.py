@@ -23,7 +23,7 @@ from speedo.messages import (
     Tuning,
 )
 from speedo.sgd_modes.base import Strategy
-from speedo.sgd_modes.phases import Phased
+from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, TurnLength, as_turn_length
 
@@ -47,7 +47,7 @@ class TurnBook:
 
     def __post_init__(self) -> None:
         self._next_ticket = self.first_ticket
-        self._phased = self.strategy if isinstance(self.strategy, Phased) else None
+        self._phased = self.strategy if isinstance(self.strategy, Hybrid) else None
 
     # ------------------------------------------------------------ questions
 
