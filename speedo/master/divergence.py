@@ -1,4 +1,4 @@
-"""Detects divergence: of one result by the norm of its vector, of the run by the losses of its merged results.
+"""Detects divergence: of a result by the norm of its vector, of a merge by what it makes, of the run by the losses.
 
 A result is refused if it is not finite, or if its L2 norm is out of proportion to the median of the norms that were
 accepted before.
@@ -15,12 +15,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.errors import NOT_FINITE
+import numpy as np
+
+from speedo.errors import NOT_FINITE, SpeedoError, TrainingStopped
+from speedo.exchange.vector import Vector
 from speedo.messages import Kind, Merge, Trained
 from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
+from speedo.sgd_modes.rules import Contribution, MergeRule, State
+from speedo.sgd_modes.rules.base import title_of
 
 WINDOW: Final = 50
 SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter
@@ -161,3 +167,49 @@ class DivergenceWatch:
             return f"lower {own or '--lr'}"
         rate = own or "--lr or --momentum"
         return f"lower --delta-scale, {rate}, or use --mode {next(filter(has_rounds, PLAIN))}"
+
+
+def squared_norm(vector: Vector) -> float:
+    """In one pass, without a temporary: it is finite only if every value is.
+
+    A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
+    vectors can overflow.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector, vector))
+
+
+def check_update(center: Vector, iteration: int) -> None:
+    """Raises `TrainingStopped` if the solver's update has made this center, and it is not finite."""
+    if not math.isfinite(squared_norm(center)):
+        raise TrainingStopped(
+            f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
+        )
+
+
+def merge_by(
+    rule: MergeRule,
+    center: Vector,
+    contributions: Sequence[Contribution],
+    rate: float,
+    iteration: int,
+    state: State,
+) -> None:
+    """Merge in place. Raises `TrainingStopped`, with the center as it was, if the rule fails or the outcome is not
+    finite; of a rule that keeps what is finite so, nothing is looked at."""
+    if rule.keeps_finite:
+        rule.merge(center, contributions, rate, iteration, state)
+        return
+    former, what = center.copy(), f"rule {title_of(type(rule))} at iteration {iteration}"
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            rule.merge(center, contributions, rate, iteration, state)
+            finite = bool(np.isfinite(center).all()) and state.is_finite
+        problem = "" if finite else "it made a center or a state that is not finite"
+    except SpeedoError:
+        raise
+    except Exception as error:
+        problem = f"it raised {type(error).__name__}: {error}"
+    if problem:
+        np.copyto(center, former)
+        raise TrainingStopped(f"{what}: {problem}; correct the rule, or its options")

@@ -17,10 +17,11 @@ from speedo.engines.solver import solver_for_server
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_update import Recipe, multipliers
 from speedo.engines.update_rules import SolverFields
-from speedo.errors import CheckpointError, TrainingStopped
+from speedo.errors import CheckpointError
 from speedo.exchange.npz import write_arrays
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.center import RunCenter, squared_norm
+from speedo.master.center import RunCenter
+from speedo.master.divergence import check_update
 from speedo.messages import NO_TUNING, Tuning
 from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
@@ -169,10 +170,7 @@ class CaffeModel(TrainedModel):
         engine.apply_gradient(gradient)
         updated = np.empty_like(center)
         engine.read_weights(updated)
-        if not np.isfinite(squared_norm(updated)):
-            raise TrainingStopped(
-                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
-            )
+        check_update(updated, iteration)
         np.copyto(center, updated)
 
     def recipe(self) -> Recipe | None:
