@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.support import table
 from bench.support.arguments import rounds, seconds, whole
-from bench.support.machine import Clock, busy_cores, machine, told_busy
+from bench.support.machine import Clock, busy_cores, machine, status_of, told_busy
 from bench.support.processes import end_by_signals
 from bench.support.runs import LEAST_TURNS, cores
 from bench.support.throughput import AS_IT_IS, MODES, Round, Settings, Variant, measure_net, rows_of
@@ -121,9 +121,7 @@ def main() -> int:
                 _write_json(asked.json, command, machine(busy), everything)
     if asked.markdown:
         print("\n<!-- end: python -m bench -->")
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 def _workers(settings: Settings) -> str:

@@ -12,14 +12,15 @@ compression lacks of the one without, of the same seed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from bench.support.runs import plain_terms, result_of
 from bench.wire import codec_options
 from speedo.exchange.codecs import is_fraction
 
@@ -47,7 +48,6 @@ print(sum(float(net.forward()["accuracy"]) for _ in range(100)) / 100)
 
 def plain_score(model: Path) -> float:
     """Accuracy of a model over the 10,000 test images, by pycaffe alone."""
-    from bench.support.runs import plain_terms
     from speedo.data.roots import default_data_root
     from speedo.engines.solver.bundled import bundled_solver
 
@@ -63,8 +63,8 @@ def plain_score(model: Path) -> float:
     return float(answer.stdout)
 
 
-def train(mode: str, workers: int, run_dir: Path, *options: str) -> dict[str, object]:
-    """Run the command and return its `result.json`."""
+def train(mode: str, workers: int, run_dir: Path, *options: str) -> dict[str, Any]:
+    """Run the command and return its result."""
     command = [
         sys.executable, "-m", "speedo", "train", "--mode", mode, "--workers", str(workers),
         "--max-iter", str(EPOCH), "--test-interval", "0", "--run-dir", str(run_dir),
@@ -73,8 +73,7 @@ def train(mode: str, workers: int, run_dir: Path, *options: str) -> dict[str, ob
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{mode}, {workers} workers: status {done.returncode}\n{done.stderr}")
-    result: dict[str, object] = json.loads((run_dir / "result.json").read_text())
-    return result
+    return result_of(run_dir)
 
 
 def options_of(compress: str, seed: int) -> list[str]:
@@ -125,12 +124,12 @@ def measure(mode: str, workers: int, compress: str, seed: int) -> tuple[float, b
     with tempfile.TemporaryDirectory() as folder:
         result = train(mode, workers, Path(folder) / "run", *options_of(compress, seed))
         plain = plain_score(Path(folder) / "run" / "model.caffemodel")
-    accuracy = float(str(result["accuracy"]))
-    moved = int(str(result["bytes_pushed"])) + int(str(result["bytes_pulled"]))
+    accuracy = float(result["accuracy"])
+    moved = result["bytes_pushed"] + result["bytes_pulled"]
     good = accuracy == plain and accuracy >= BARS[mode]
     print(
         f"{mode:10} {workers:7} {compress:14} {accuracy:9.4f} {plain:9.4f} {BARS[mode]:5.2f} "
-        f"{float(str(result['images_per_s'])):9.0f} {float(str(result['seconds'])):8.1f} {moved / 1e6:8.0f}"
+        f"{result['images_per_s']:9.0f} {result['seconds']:8.1f} {moved / 1e6:8.0f}"
         f"{'' if good else '  FAILED'}",
         flush=True,
     )

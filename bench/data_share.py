@@ -11,7 +11,6 @@ each seed; ends with status 1 if the medians are further apart than half a point
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.support.runs import result_of
 from tests.support.network import Host, network
 
 EPOCH = 938  # iterations of 64 samples: 60,000 records
@@ -59,7 +59,7 @@ def accuracy(hosts: list[Host], folder: Path, name: str, roots: list[Path], *opt
         _, errors = process.communicate(timeout=WAIT_S)
         if process.returncode != 0:
             raise SystemExit(f"{process.args!r} failed:\n{errors}")
-    return float(json.loads((run / "result.json").read_text())["accuracy"])
+    return float(result_of(run)["accuracy"])
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from bench.support import table
 from bench.support.arguments import parser_for, seconds, whole
 from bench.support.arguments import rounds as said
 from bench.support.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
-from bench.support.machine import heading
+from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, iterations_for, plain_caffe, train
 from bench.support.throughput import Round, Row, rounds_of
@@ -77,7 +77,7 @@ def rates(rows: Sequence[Row], rounds: Sequence[Round]) -> table.Table:
         lines.append(
             [
                 row.name,
-                "failed" if rate is None else f"{rate:,.0f}",
+                table.number(rate),
                 "" if own is None else f"{own.median:.1%}",
                 "" if peer is None else f"{peer.median:.3f}",
                 "" if peer is None else _spread(peer),
@@ -121,9 +121,7 @@ def main() -> int:
         )
         for sentence in table.starved(rows[:2], rounds, cores()):
             print(f"\n{sentence}.")
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 def _measure(

@@ -20,7 +20,7 @@ from bench.support import table
 from bench.support.arguments import parser_for, seconds
 from bench.support.arguments import rounds as said
 from bench.support.figures import Measured, MeasureError, median_rate, paired_ratio
-from bench.support.machine import heading
+from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, iterations_for, plain_caffe, train
 from bench.support.throughput import Round, Row, rounds_of
@@ -114,9 +114,7 @@ def main() -> int:
         )
         for sentence in table.starved(rows[:4], rounds, cores()):
             print(f"\n{sentence}.")
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from bench.support import table
 from bench.support.arguments import parser_for, seconds
 from bench.support.arguments import rounds as said
 from bench.support.figures import Measured, MeasureError, median_rate, paired_ratio
-from bench.support.machine import heading
+from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import free_running, iterations_for, train
 from bench.support.throughput import Round, Row, rounds_of
@@ -90,7 +90,7 @@ def rates(rows: Sequence[Row], rounds: Sequence[Round]) -> table.Table:
         peer = paired_ratio(rounds, row.name, row.baseline) if row.baseline else None
         lines.append([
             row.name,
-            "failed" if rate is None else f"{rate:,.0f}",
+            table.number(rate),
             "" if peer is None else f"{peer.median:.3f}",
             "" if peer is None else f"{peer.least:.3f} to {peer.most:.3f}",
         ])  # fmt: skip
@@ -122,9 +122,7 @@ def main() -> int:
             f"\n{name}, batch {net.batch}, {gpu}: medians of {said(asked.rounds)} of {asked.seconds:g} s\n\n"
             f"{write(rates(rows, rounds))}"
         )
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, size, whole
 from bench.support.figures import Measured, median_part, median_rate
-from bench.support.machine import heading
+from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
@@ -314,9 +314,7 @@ def main() -> int:
             )
     if asked.picture is not None:
         draw(asked.picture, times, line, points_of(asked.modes, asked.workers, done, shares))
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from typing import Any
 from speedo.actors.ray_node import session
 from speedo.actors.token import new_token
 from speedo.exchange.channel import Channels, WorkerChannel
-from speedo.exchange.core_affinity import DriverCore
 from speedo.exchange.event_queue import EventQueue
 from speedo.messages import Kind, Train, Trained
 
@@ -79,7 +78,7 @@ def main() -> None:
             return float(ray.get(worker.cpu.remote()))
 
         show("actor call", measure(turns, call, cpu))
-        channels = Channels(Path(folder), events, DriverCore())
+        channels = Channels(Path(folder), events)
         serving = worker.serve.remote(folder)
         channels.wait_for(0, 1)
 

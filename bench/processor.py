@@ -22,18 +22,15 @@ from pathlib import Path
 
 import psutil
 
-from bench.soak import MARK, NAMES, processes
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import MeasureError
 from bench.support.machine import heading
-from bench.support.processes import child, end_by_signals, last_words
-from bench.support.runs import START_S
+from bench.support.processes import MARK, NAMES, child, end_by_signals, last_words, processes
 from bench.support.timed import Follower, endless
 from tests.support.bundled_nets import SHAPES, Bench
 
 TURNS = 5  # of each worker before the time begins
-POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +119,10 @@ def watch(
         (scratch / "train.log").open("w") as log,
         child(command, log=log, environment={MARK: mark}) as process,
     ):
-        deadline = time.monotonic() + START_S
-        while follower.least(workers) < TURNS:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise MeasureError(f"no turns: {last_words(log)}")
-            follower.read()
-            time.sleep(POLL_S)
+        try:
+            follower.wait(process, lambda: follower.least(workers) >= TURNS)
+        except MeasureError as error:
+            raise MeasureError(f"{error}: {last_words(log)}") from None
         began, first, before = time.monotonic(), follower.total(), threads(mark)
         idle = idle_s()
         time.sleep(seconds_of)

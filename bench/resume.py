@@ -10,30 +10,26 @@ resumed runs lies further below the mean of unbroken ones than these lie from ea
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from speedo.run_dir.events import LogFollower, ResultMerged
+from bench.support.processes import MARK, child
+from bench.support.runs import result_of
+from bench.support.timed import Follower
 
 EPOCH = 938  # iterations of 64 samples: 60,000 records
-MARK = "SPEEDO_RESUME_MARK"
+LONGEST_S = 3600.0
 
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "speedo", "train", *words]
-
-
-def accuracy_of(folder: Path) -> float:
-    return float(json.loads((folder / "result.json").read_text())["accuracy"])
 
 
 def options(mode: str, seed: int, folder: Path) -> list[str]:
@@ -46,35 +42,27 @@ def options(mode: str, seed: int, folder: Path) -> list[str]:
 def unbroken(mode: str, seed: int, folder: Path) -> float:
     """Accuracy of a run that is left in peace."""
     subprocess.run(command(*options(mode, seed, folder)), check=True, capture_output=True)
-    return accuracy_of(folder)
+    return float(result_of(folder)["accuracy"])
 
 
 def broken(mode: str, seed: int, folder: Path) -> tuple[float, int, int]:
     """Accuracy of a run that is killed at half and resumed; the iterations of the kill and of the checkpoint."""
     mark = os.urandom(8).hex()
-    process = subprocess.Popen(
-        command(*options(mode, seed, folder)),
-        env={**os.environ, MARK: mark},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    reached, log = 0, LogFollower(folder)
-    while reached < EPOCH // 2 and process.poll() is None:
-        time.sleep(0.1)
-        reached = max(
-            (one.iteration for one in log.new() if isinstance(one, ResultMerged)), default=reached
-        )
-    for one in psutil.process_iter():
-        with suppress(psutil.Error):
-            if one.environ().get(MARK) == mark:
-                one.kill()
-    process.wait()
+    follower, words = Follower(folder), command(*options(mode, seed, folder))
+    with (
+        (folder.parent / "broken.log").open("w") as log,
+        child(words, log=log, environment={MARK: mark}) as process,
+    ):
+        follower.wait(process, lambda: follower.iteration >= EPOCH // 2, LONGEST_S)
+        for one in psutil.process_iter():
+            with suppress(psutil.Error):
+                if one.environ().get(MARK) == mark:
+                    one.kill()
     done = subprocess.run(
         command("--resume", str(folder)), check=True, capture_output=True, text=True
     )
-    words = next(line for line in done.stderr.splitlines() if line.startswith("resumed at"))
-    return accuracy_of(folder), reached, int(words.split()[3])
+    said = next(line for line in done.stderr.splitlines() if line.startswith("resumed at"))
+    return float(result_of(folder)["accuracy"]), follower.iteration, int(said.split()[3])
 
 
 def main() -> None:

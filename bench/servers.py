@@ -35,7 +35,7 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import Measured, median_part, median_rate
 from bench.support.link import megabits_between
-from bench.support.machine import heading
+from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import cores, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
@@ -144,7 +144,7 @@ def report(
             "send",
             "rest",
         ],
-        [free, _number(median_rate(measured, free)), *[""] * 8],
+        [free, table.number(median_rate(measured, free)), *[""] * 8],
     ]
     for row in rows[1:]:
         done = [one for one in measured if row.name in one and free in one]
@@ -170,23 +170,19 @@ def report(
         lines.append(
             [
                 row.name,
-                _number(median_rate(measured, row.name)),
+                table.number(median_rate(measured, row.name)),
                 f"{statistics.median(ratios):.2f}" if ratios else "",
-                _number(statistics.median(tops)),
+                table.number(statistics.median(tops)),
                 f"{statistics.median(shares):.1%} ({min(shares):.0%} to {max(shares):.0%})",
                 f"{busiest * count / 1000:,.0f}",
                 f"{masters * count / 1000:,.0f}",
                 *(
-                    _number(median_part(measured, row.name, part))
+                    table.number(median_part(measured, row.name, part))
                     for part in ("fetch", "publish", "rest")
                 ),
             ]
         )
     return lines
-
-
-def _number(value: float | None) -> str:
-    return "failed" if value is None else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +229,8 @@ def planned(rows: Sequence[Row], figures: dict[str, list[Figure]]) -> tuple[tabl
         lines.append(
             [
                 row.name,
-                _number(statistics.median(one.measured for one in found)),
-                _number(statistics.median(one.predicted for one in found)),
+                table.number(statistics.median(one.measured for one in found)),
+                table.number(statistics.median(one.predicted for one in found)),
                 f"{statistics.median(ratios):.2f}",
                 f"{min(ratios):.2f} to {max(ratios):.2f}",
             ]
@@ -319,9 +315,7 @@ def main() -> int:
                 f"{rounds(asked.rounds)} of {asked.seconds:g} s\n\n{write(lines)}",
                 flush=True,
             )
-            for failure in failures:
-                print(f"failed: {failure}", file=sys.stderr)
-            failed |= bool(failures)
+            failed |= bool(status_of(failures))
             if asked.plan:
                 lines, worst = planned(rows, figures)
                 verdict = "within" if worst <= GOOD else "not within"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import statistics
@@ -32,43 +31,18 @@ from typing import Any
 
 import psutil
 
-from bench.support.processes import child, end_by_signals
-from speedo.run_dir.events import LogFollower, ResultMerged
+from bench.support.figures import MeasureError
+from bench.support.processes import MARK, child, end_by_signals, processes
+from bench.support.runs import result_of
+from bench.support.timed import Follower
 
-MARK = "SPEEDO_SOAK_MARK"
 KINDS = (("worker", 8), ("redis", 1), ("tester", 1))
-NAMES = {
-    "worker": "ray::WorkerActor",
-    "tester": "ray::TesterActor",
-    "master": "ray::MasterActor",
-    "raylet": "raylet/raylet",
-    "GCS": "gcs_server",
-    "command": "-m speedo train",
-}
 STRETCH_S = 300.0  # with kills
 BACK_S = 10.0  # for the last that died to be back, which counts as a part of the stretch
 START_S, SHORTEST_S = 30.0, 20.0
 MOST_OVERHEAD, MOST_GROWTH, LEAST_GROWTH_MB = 0.15, 0.10, 20.0
 PROBE_ITERATIONS = 3000
 MARGIN = 1.25  # in iterations
-
-
-def processes(kind: str, mark: str) -> list[psutil.Process]:
-    """The living processes of this kind in the run with this mark."""
-    found = []
-    for process in psutil.process_iter(["name", "cmdline"]):
-        try:
-            line = " ".join(process.info["cmdline"] or [])
-            if kind == "redis":  # it overwrites its environment; its parent keeps the mark
-                parent = process.parent() if process.info["name"] == "redis-server" else None
-                ours = parent is not None and parent.environ().get(MARK) == mark
-            else:
-                ours = NAMES[kind] in line and process.environ().get(MARK) == mark
-        except psutil.Error:
-            continue
-        if ours:
-            found.append(process)
-    return found
 
 
 def megabytes(kind: str, mark: str) -> float:
@@ -79,22 +53,6 @@ def megabytes(kind: str, mark: str) -> float:
         except psutil.Error:
             continue
     return total / 1e6
-
-
-class Progress:
-    """What the log of a run says up to now: the time of the last merge in seconds, and the samples merged."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._log = LogFollower(run_dir)
-        self.seconds, self.samples = 0.0, 0
-
-    def look(self) -> tuple[float, int]:
-        while found := self._log.new():
-            for one in found:
-                if isinstance(one, ResultMerged):
-                    self.seconds = one.seconds
-                    self.samples += one.samples
-        return self.seconds, self.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +82,15 @@ def run(
     kills: Counter[str] = Counter()
     memory: dict[str, list[float]] = {"master": [], "redis": []}
     stretches: list[Stretch] = []
-    progress = Progress(folder)
+    follower = Follower(folder)
     killing, before = False, (0.0, 0)
     started = time.monotonic()
     turn_at, next_kill, slot = started + START_S, float("inf"), started
 
     def end_stretch() -> None:
         nonlocal before
-        now = progress.look()
+        follower.read()
+        now = follower.seconds, follower.samples
         if before[1] and now[0] - before[0] >= SHORTEST_S:
             stretches.append(Stretch(killing, now[0] - before[0], now[1] - before[1]))
         before = now
@@ -166,11 +125,11 @@ def run(
                     next_kill = slot + kill.uniform(0, arguments.every)
         status = process.returncode
     end_stretch()
-    if not (folder / "result.json").is_file():
-        raise SystemExit(
-            f"status {status}: {(folder.parent / f'{folder.name}.log').read_text()[-2000:]}"
-        )
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    try:
+        result = result_of(folder)
+    except MeasureError:
+        said = (folder.parent / f"{folder.name}.log").read_text()[-2000:]
+        raise SystemExit(f"status {status}: {said}") from None
     return {**result, "status": status, "kills": kills, "memory": memory, "stretches": stretches}
 
 

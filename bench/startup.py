@@ -21,23 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from bench.soak import MARK, processes
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, whole
 from bench.support.figures import MeasureError
-from bench.support.machine import Clock, heading
-from bench.support.processes import child, end_by_signals, last_words
-from bench.support.runs import CTRL_C, START_S, plain_terms
+from bench.support.machine import Clock, heading, status_of
+from bench.support.processes import MARK, child, end_by_signals, last_words, processes
+from bench.support.runs import CTRL_C, START_S, plain_caffe, plain_terms
 from bench.support.timed import Follower, endless
 from tests.support.bundled_nets import SHAPES, Bench
 
-PLAIN = Path(__file__).with_name("support") / "plain_caffe.py"
 TURNS = 5  # of each worker before its memory is taken
 POLL_S = 0.005
 TOUCHED_GB = 4  # to see how fast memory comes
@@ -95,9 +93,9 @@ def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: 
         child(command, log=log, environment={MARK: mark}) as process,
     ):
         try:
-            _wait(process, follower, lambda: follower.total() > 0)
+            follower.wait(process, lambda: follower.total() > 0, poll_s=POLL_S)
             first = time.monotonic() - began
-            _wait(process, follower, lambda: follower.least(workers) >= TURNS)
+            follower.wait(process, lambda: follower.least(workers) >= TURNS, poll_s=POLL_S)
             members = [Memory.of(one) for one in processes("worker", mark)]
             masters = [Memory.of(one) for one in processes("master", mark)]
             process.send_signal(signal.SIGINT)
@@ -113,25 +111,12 @@ def start(net: Bench, mode: str, workers: int, options: Sequence[str], scratch: 
 def plain_memory(net: Bench, scratch: Path) -> Memory:
     """Of plain Caffe that has taken three steps with this net."""
     with (scratch / "plain.log").open("w") as log:
-        command = [sys.executable, "-P", str(PLAIN), str(net.solver(net.batch)), "1"]
+        command = plain_caffe(net, net.batch, 1)
         with child(command, log=log, talk=True, environment=plain_terms()) as process:
             assert process.stdout is not None
             if process.stdout.readline().strip() != "ready":
                 raise MeasureError(f"plain Caffe did not start: {last_words(log)}")
             return Memory.of(psutil.Process(process.pid))
-
-
-def _wait(process: subprocess.Popen[str], follower: Follower, over: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_S
-    while True:
-        follower.read()
-        if over():
-            return
-        if process.poll() is not None:
-            raise MeasureError(f"the run ended by itself with status {process.returncode}")
-        if time.monotonic() > deadline:
-            raise MeasureError(f"no turns within {START_S:.0f} s")
-        time.sleep(POLL_S)
 
 
 # ---------------------------------------------------------------- the program
@@ -234,9 +219,7 @@ def main() -> int:
         print(f"\nMemory that nobody had came at {touch(TOUCHED_GB):.2f} GB/s.")
     except MeasureError as error:
         failures.append(str(error))
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import Measured, MeasureError, median_part, median_rate, run_measured
 from bench.support.link import megabits_between, sent
-from bench.support.machine import heading
+from bench.support.machine import heading, status_of
 from bench.support.processes import child, end_by_signals, last_words
 from bench.support.runs import CTRL_C, START_S, free_running, plain_caffe
 from bench.support.throughput import Round, Row, rounds_of
@@ -204,7 +204,7 @@ def report(
             "least to most",
         ]
     ]
-    lines.append([free, _number(median_rate(measured, free)), *[""] * 6])
+    lines.append([free, table.number(median_rate(measured, free)), *[""] * 6])
     for row in rows[1:]:
         if row.name not in seen:
             lines.append([row.name, "failed", *[""] * 6])
@@ -219,20 +219,16 @@ def report(
         lines.append(
             [
                 row.name,
-                _number(median_rate(measured, row.name)),
+                table.number(median_rate(measured, row.name)),
                 f"{traffic.up / 1000:,.0f}",
                 f"{traffic.down / 1000:,.0f}",
                 "" if turn is None else f"{turn:.1f}",
-                _number(statistics.median(top for top, _ in pairs)) if pairs else "",
+                table.number(statistics.median(top for top, _ in pairs)) if pairs else "",
                 f"{statistics.median(shares):.1%}" if pairs else "",
                 f"{min(shares):.1%} to {max(shares):.1%}" if pairs else "",
             ]
         )
     return lines
-
-
-def _number(value: float | None) -> str:
-    return "failed" if value is None else f"{value:,.0f}"
 
 
 def require(say: Callable[[str], None]) -> None:
@@ -304,9 +300,7 @@ def main() -> int:
         f"{rounds(asked.rounds)} of {asked.seconds:g} s; KB are for one result\n\n"
         f"{write(report(rows, done, seen, asked.megabits * 125_000.0))}"
     )
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    return 1 if failures else 0
+    return status_of(failures)
 
 
 if __name__ == "__main__":

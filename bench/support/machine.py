@@ -7,6 +7,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,13 @@ def told_busy(busy: float, say: Clock) -> None:
         )
         print(f"\n{warning}", flush=True)
         say(warning)
+
+
+def status_of(failures: Sequence[str]) -> int:
+    """Say what failed; the status to end with."""
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def heading(module: str) -> tuple[str, Clock]:

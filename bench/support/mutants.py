@@ -24,9 +24,9 @@ BINARY = {
 # File, line and change of mutants that behave like the original, with the reason.
 EQUIVALENT: Mapping[tuple[str, str, str], str] = {
     (
-        "speedo/master/norm_gate.py",
-        "if norm <= LARGEST_RATIO * min(known):",
-        "`norm <= LARGEST_RATIO * min(known)` with Lt",
+        "speedo/master/divergence.py",
+        "if len(known) >= FEWEST and norm > LARGEST_RATIO * min(known):",
+        "`norm > LARGEST_RATIO * min(known)` with GtE",
     ): "a short cut: the median, which is asked next, is not below the least",
     (
         "speedo/master/center.py",

@@ -10,7 +10,18 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
+import psutil
+
 FAREWELL_S = 60.0
+MARK = "SPEEDO_BENCH_MARK"  # in the environment of all processes of a run
+NAMES = {
+    "worker": "ray::WorkerActor",
+    "tester": "ray::TesterActor",
+    "master": "ray::MasterActor",
+    "raylet": "raylet/raylet",
+    "GCS": "gcs_server",
+    "command": "-m speedo train",
+}
 
 
 @contextmanager
@@ -50,6 +61,24 @@ def child(
                 if pipe is not None:
                     with suppress(BrokenPipeError):
                         pipe.close()
+
+
+def processes(kind: str, mark: str) -> list[psutil.Process]:
+    """The living processes of this kind in the run with this mark."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        try:
+            line = " ".join(process.info["cmdline"] or [])
+            if kind == "redis":  # it overwrites its environment; its parent keeps the mark
+                parent = process.parent() if process.info["name"] == "redis-server" else None
+                ours = parent is not None and parent.environ().get(MARK) == mark
+            else:
+                ours = NAMES[kind] in line and process.environ().get(MARK) == mark
+        except psutil.Error:
+            continue
+        if ours:
+            found.append(process)
+    return found
 
 
 def end_by_signals() -> None:

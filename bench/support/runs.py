@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bench.support.figures import Measured, MeasureError, run_measured, steps_measured
 from bench.support.processes import child, last_words
 from speedo.engines.openblas_kernels import CHOICE
+from speedo.run_dir.directory import RESULT
+from speedo.run_dir.read_back import read_result
 from tests.support.bundled_nets import Bench
 
 START_S = 180.0  # for a process to start, or to end beyond what it was asked to do
@@ -112,6 +114,14 @@ def _answer(process: subprocess.Popen[str], seconds: float, log: IO[str]) -> str
 
 
 # ---------------------------------------------------------------- the product
+
+
+def result_of(run_dir: Path) -> dict[str, Any]:
+    """What a run that is over says of itself; raises `MeasureError` if it said nothing."""
+    result = read_result(run_dir / RESULT)
+    if result is None:
+        raise MeasureError(f"{run_dir} has no result")
+    return result
 
 
 def iterations_for(

@@ -34,7 +34,7 @@ def rates(rows: Sequence[Row], rounds: Sequence[Round]) -> Table:
             [
                 row.name,
                 _batches(row.batches),
-                "failed" if rate is None else f"{rate:,.0f}",
+                number(rate),
                 "" if ratio is None else f"{ratio.median:.1%}",
                 "" if ratio is None else f"{ratio.least:.1%} to {ratio.most:.1%}",
                 "" if speedup is None else f"{speedup.median:.2f}",
@@ -70,6 +70,11 @@ def starved(rows: Sequence[Row], rounds: Sequence[Round], cores: int) -> list[st
         for name, share in shares.items()
         if share < WHOLE_CORE
     ]
+
+
+def number(value: float | None) -> str:
+    """A rate, or that there is none."""
+    return "failed" if value is None else f"{value:,.0f}"
 
 
 def text(table: Table) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from bench.soak import MARK, processes
 from bench.support.figures import Measured, MeasureError
+from bench.support.processes import MARK, processes
 from bench.support.runs import START_S, train
 from speedo.run_dir.events import LogFollower, ResultDropped, ResultMerged
 from tests.support.bundled_nets import Bench
@@ -34,18 +34,22 @@ def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
 
 
 class Follower:
-    """Counts the results of each worker in the log of a run that is going on."""
+    """Reads the log of a run that goes on: results by worker, and the last merge's time, iteration and samples."""
 
     def __init__(self, run_dir: Path) -> None:
         self._log = LogFollower(run_dir)
         self.results: Counter[int] = Counter()
+        self.seconds, self.iteration, self.samples = 0.0, 0, 0
 
     def read(self) -> None:
         """Take in what was written since."""
         while found := self._log.new():
-            self.results.update(
-                one.worker for one in found if isinstance(one, ResultMerged | ResultDropped)
-            )
+            for one in found:
+                if isinstance(one, ResultMerged | ResultDropped):
+                    self.results[one.worker] += 1
+                if isinstance(one, ResultMerged):
+                    self.seconds, self.iteration = one.seconds, one.iteration
+                    self.samples += one.samples
 
     def least(self, workers: int) -> int:
         """Results of the worker with the fewest."""
@@ -54,6 +58,25 @@ class Follower:
     def total(self) -> int:
         """Results of all workers."""
         return sum(self.results.values())
+
+    def wait(
+        self,
+        process: subprocess.Popen[str],
+        over: Callable[[], bool],
+        limit_s: float = START_S,
+        poll_s: float = POLL_S,
+    ) -> None:
+        """Read until it is `over`; raises `MeasureError` if the run ends before, or is too slow by far."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self.read()
+            if over():
+                return
+            if process.poll() is not None:
+                raise MeasureError(f"the run ended by itself with status {process.returncode}")
+            if time.monotonic() > deadline:
+                raise MeasureError(f"too few turns within {limit_s:.0f} s")
+            time.sleep(poll_s)
 
 
 Sample = Callable[[Follower], None]
@@ -71,31 +94,16 @@ def follow(
     Raises `MeasureError` if it ends by itself, or is too slow by far.
     """
     follower = Follower(run_dir)
-    _wait(process, lambda: _enough(follower, workers, FIRST_TURNS), START_S)
+    follower.wait(process, lambda: follower.least(workers) >= FIRST_TURNS)
     sample(follower)
     began = time.monotonic()
-    _wait(
+    follower.wait(
         process,
-        lambda: time.monotonic() >= began + seconds and _enough(follower, workers, LEAST_TURNS),
+        lambda: time.monotonic() >= began + seconds and follower.least(workers) >= LEAST_TURNS,
         START_S + 20 * seconds,
     )
     sample(follower)
     process.send_signal(signal.SIGINT)
-
-
-def _enough(follower: Follower, workers: int, turns: int) -> bool:
-    follower.read()
-    return follower.least(workers) >= turns
-
-
-def _wait(process: subprocess.Popen[str], over: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not over():
-        if process.poll() is not None:
-            raise MeasureError(f"the run ended by itself with status {process.returncode}")
-        if time.monotonic() > deadline:
-            raise MeasureError(f"too few turns within {limit_s:.0f} s")
-        time.sleep(POLL_S)
 
 
 class Shares:

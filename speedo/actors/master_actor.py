@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -83,7 +84,8 @@ class MasterActor:
         self._cluster = RayCluster(
             lambda worker, incarnation: self._release(worker, incarnation),
             Path(settings.near.folder) if settings.near.folder else None,
-            None if settings.serves else Pace(),  # then there is no one cable that all fetch over
+            # With servers there is no one cable that all fetch over.
+            None if settings.serves else Pace(note=partial(print, file=sys.stderr, flush=True)),
             self._make_tester,
             config.testers,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -20,7 +19,6 @@ from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.engines.evaluation import Share
 from speedo.exchange.channel import CONNECT_S, Channels, first_line, refusal
-from speedo.exchange.core_affinity import DriverCore
 from speedo.exchange.event_queue import EventQueue
 from speedo.master.fetch_pacing import Pace
 from speedo.master.script_tests import ScriptTests
@@ -71,18 +69,15 @@ class RayCluster:
         `new_tester` starts one of the `testers`; without it there are no tests.
         """
         self._events: EventQueue[Event] = EventQueue()
-        self._core = DriverCore()
         self._channels = (
-            None
-            if near_folder is None
-            else Channels(near_folder, self._events, self._core, self._lost_soon)
+            None if near_folder is None else Channels(near_folder, self._events, self._lost_soon)
         )
         self._handles: dict[tuple[int, int], Any] = {}
         self._done: dict[tuple[int, int], Any] = {}  # scripts that have ended, and keep their state
         self._gone: dict[tuple[int, int], Gone] = {}
         self._lock = threading.Lock()
-        self._pace = pace
-        self._begun: dict[int, tuple[int, float]] = {}  # ticket and time of a far worker's turn
+        self._pace = pace or Pace(known=True)
+        self._begun: dict[int, float] = {}  # when far workers fetch, by ticket
         self._on_left = on_left
         # Notified of each result before the driver is, with what to call once the driver may know.
         self.expect: Callable[[Trained, Callable[[], None]], None] | None = None
@@ -159,12 +154,13 @@ class RayCluster:
         return handle
 
     def answered(self, message: Event) -> None:
-        """What a script says that has no channel."""
+        """What a worker says that has no channel."""
         self._events.put(message)
-        if isinstance(message, Trained):
-            ticket, start = self._begun.pop(message.worker, (0, 0.0))
-            if ticket == message.ticket:
-                self._fetched(start, message)
+        if isinstance(message, Trained | Refused):
+            start = self._begun.pop(message.ticket, None)
+            if isinstance(message, Trained) and start is not None:
+                with self._lock:
+                    self._pace.fetched(start, message.timings["fetch"])
 
     def hang_up(self) -> None:
         """Send nobody a command any more."""
@@ -197,7 +193,6 @@ class RayCluster:
             if self._ready:
                 return self._ready.popleft()
             event = self._events.get(max(0.0, end - time.monotonic()))
-            self._core.awake()
             if event is None:
                 return None
             self._ready += self._to_be_known(event)
@@ -244,24 +239,21 @@ class RayCluster:
 
     def _send_far(self, command: Train) -> None:
         """Now, or when the cable is free for another worker's fetch."""
-        start = now = time.monotonic()
-        if self._pace is not None:
-            with self._lock:
-                start = self._pace.start(now)
+        now = time.monotonic()
+        with self._lock:
+            start = self._pace.start(now)
         if start > now:
-            timer = threading.Timer(start - now, self._aloud, (self._train, command, start))
-            timer.daemon = True
-            timer.start()
+            self._later(start - now, self._train, command, start)
         else:
             self._train(command, start)
 
     def _train(self, command: Train, start: float) -> None:
         handle = self._handles.get((command.worker, command.incarnation))
         if handle is not None:  # otherwise its end is on its way to the driver
-            self._begun[command.worker] = (command.ticket, start)
+            self._begun[command.ticket] = start
             reference = handle.turn.remote(command)
             reference.future().add_done_callback(
-                lambda done: self._aloud(self._turn_done, command, start, done)
+                lambda done: self._aloud(self._turn_done, command, done)
             )
 
     # ------------------------------------------------------------ answers
@@ -275,6 +267,11 @@ class RayCluster:
                 f"the master cannot follow its workers: {type(error).__name__}: {first_line(error)}"
             )
 
+    def _later(self, seconds: float, what: Callable[..., None], *arguments: Any) -> None:
+        timer = threading.Timer(seconds, self._aloud, (what, *arguments))
+        timer.daemon = True
+        timer.start()
+
     def _served(self, worker: int, incarnation: int, error: BaseException | None) -> None:
         """A worker serves its channel no longer; without an error because it was let go."""
         if self._channels is not None:
@@ -285,11 +282,9 @@ class RayCluster:
             self._lost_soon(worker, incarnation, death_cause(error))
 
     def _lost_soon(self, worker: int, incarnation: int, cause: str) -> None:
-        timer = threading.Timer(CAUSE_WAIT_S, self._aloud, (self.lost, worker, incarnation, cause))
-        timer.daemon = True
-        timer.start()
+        self._later(CAUSE_WAIT_S, self.lost, worker, incarnation, cause)
 
-    def _turn_done(self, command: Train, start: float, done: Any) -> None:
+    def _turn_done(self, command: Train, done: Any) -> None:
         worker, incarnation = command.worker, command.incarnation
         error = done.exception()
         if error is None:
@@ -298,25 +293,11 @@ class RayCluster:
                 return
             if not isinstance(trained, Trained | Refused):
                 return self.lost(worker, incarnation, f"it answered a turn by {trained!r:.100}")
-            self._events.put(trained)
-            if isinstance(trained, Trained):
-                self._fetched(start, trained)
+            self.answered(trained)
         elif isinstance(error, RayTaskError):
-            self._events.put(refusal(command, error.cause))
+            self.answered(refusal(command, error.cause))
         else:
             self._lost_soon(worker, incarnation, death_cause(error))
-
-    def _fetched(self, start: float, trained: Trained) -> None:
-        """A far worker's fetch began then."""
-        if self._pace is None:
-            return
-        with self._lock:
-            before = self._pace.gap
-            self._pace.fetched(start, trained.timings["fetch"])
-            gap = self._pace.gap
-        if gap and not before:  # into the master's log
-            told = f"workers on other machines fetch one after another, {1000 * gap:.1f} ms apart"
-            print(told, file=sys.stderr, flush=True)
 
     def _ask_for_state(self, command: SaveState) -> None:
         worker, incarnation, version = command.worker, command.incarnation, command.version

@@ -6,7 +6,7 @@ import faulthandler
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -61,12 +61,11 @@ class WorkerActor:
     """A thin shell around `speedo.worker.turn.Worker`.
 
     One thread has all to do with the solver, because Caffe's settings belong to threads: the actor's own or, where
-    turns overlap, the pipeline's `engine`. Such an actor has several threads.
+    turns overlap, one of the pipeline's. Such an actor has several threads.
     """
 
     _pipeline: TurnPipeline | None = None
     _team: TeamMember | None = None
-    _engine_thread: ThreadPoolExecutor | None = None
 
     def warm_up(self, choice: EngineChoice, threads: int = 1) -> None:
         """Load what every worker needs, before it is known which one this will be."""
@@ -103,14 +102,12 @@ class WorkerActor:
         self._scratch = scratch
         self._scratch.mkdir(exist_ok=True)
         if overlaps(settings):
-            self._engine_thread = ThreadPoolExecutor(1, "engine")
+            self._pipeline = TurnPipeline()
         return self._by_engine(self._start, place)
 
     def _by_engine(self, do: Callable[[Argument], Answer], argument: Argument) -> Answer:
         """Do it in the thread that the solver belongs to."""
-        if self._engine_thread is None:
-            return do(argument)
-        return self._engine_thread.submit(do, argument).result()
+        return do(argument) if self._pipeline is None else self._pipeline.by_engine(do, argument)
 
     def _start(self, place: Assignment) -> Ready:
         return self._ready(self._begin(place))
@@ -135,7 +132,7 @@ class WorkerActor:
     def rebuild(self, place: Assignment) -> Ready:
         """Take another place with the engine rebuilt, all but its history."""
         if self._pipeline is not None:
-            self._pipeline.close()
+            self._pipeline.drain()
         if self._team is not None:
             self._team.close()
         return self._by_engine(self._rebuild, place)
@@ -167,7 +164,7 @@ class WorkerActor:
             scratch=self._scratch,
             draws=Draws.NONE,
         )
-        let_others_run(self._choice, self._engine_thread is not None)
+        let_others_run(self._choice, self._pipeline is not None)
         engine = make_engine(
             self._choice,
             text,
@@ -183,7 +180,8 @@ class WorkerActor:
         self._place = place
         store = run_store(place.redis_url, settings, self._store_trouble)
         self._lost = "" if place.history is None else _take_over(engine, store, settings, place)
-        kind = Worker if self._engine_thread is None else OverlappingWorker
+        ahead = self._pipeline is not None
+        kind = OverlappingWorker if ahead else Worker
         self._worker = kind(
             settings.keyspace,
             place.worker,
@@ -193,19 +191,13 @@ class WorkerActor:
             time.monotonic,
             settings.epoch,
             compression=settings.compression,
-            outgoing=None
-            if kind is Worker
-            else run_store(place.redis_url, settings, self._store_trouble),
-            servers=server_stores(
-                place.servers,
-                settings,
-                self._store_trouble,
-                both_ways=self._engine_thread is not None,
-            ),
+            outgoing=run_store(place.redis_url, settings, self._store_trouble) if ahead else None,
+            servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
         )
-        if self._engine_thread is not None and isinstance(self._worker, OverlappingWorker):
-            self._pipeline = TurnPipeline(self._worker, self._engine_thread)
+        if self._pipeline is not None:
+            assert isinstance(self._worker, OverlappingWorker)
+            self._pipeline.worker = self._worker
         elif settings.teams:
             meeting = TeamMeeting(self._scratch.parent, place.worker, place.incarnation)
             self._team = TeamMember(self._worker, meeting)

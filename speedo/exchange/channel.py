@@ -168,7 +168,7 @@ class WorkerChannel:
 
 
 class Channels:
-    """The master's end of all channels; answers go to `events`, `core` lets workers move the thread that reads them.
+    """The master's end of all channels; answers go to `events`, and workers may move the thread that reads them.
 
     `ended(worker, incarnation, cause)` is notified of a channel that gives no more answers, also if it was `close`d.
     """
@@ -177,10 +177,11 @@ class Channels:
         self,
         folder: Path,
         events: EventQueue[Any],
-        core: DriverCore,
         ended: Callable[[int, int, str], None] = lambda worker, incarnation, cause: None,
     ) -> None:
-        self.folder, self._events, self._core, self._ended = str(folder), events, core, ended
+        self.folder, self._events, self._ended = str(folder), events, ended
+        self._core = DriverCore()
+        events.awake = self._core.awake
         self._open: dict[tuple[int, int], socket.socket] = {}
         self._told: dict[tuple[int, int], DriverThread] = {}
         self._changed = threading.Condition()

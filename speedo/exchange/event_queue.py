@@ -25,9 +25,13 @@ Ended = Callable[[str], None]  # gets the cause
 
 
 class EventQueue(Generic[Event]):
-    """`put` and `listen` may be called from every thread, `get` and `waiting` from one."""
+    """`put` and `listen` may be called from every thread, `get` and `waiting` from one.
+
+    `awake` is called by that thread after each `get`.
+    """
 
     def __init__(self) -> None:
+        self.awake: Callable[[], None] = lambda: None
         self._events: deque[Event] = deque()
         self._last: deque[Event] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -64,8 +68,9 @@ class EventQueue(Generic[Event]):
         end = time.monotonic() + min(timeout, LONGEST_S)
         while not self._events:
             if not self._look(max(0.0, end - time.monotonic())):
-                return None
-        return self._events.popleft()
+                break
+        self.awake()
+        return self._events.popleft() if self._events else None
 
     def waiting(self, most: int) -> list[Event]:
         """The events that are there already, at most this many."""

@@ -11,15 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import numpy as np
-
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Codec, Compression, make_codec
 from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state
 from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, header_for
 from speedo.master.begun_versions import BegunVersions
-from speedo.master.guarded_merge import merge_by
-from speedo.master.norm_gate import NormGate
+from speedo.master.divergence import DivergenceWatch, merge_by, squared_norm
 from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_sums, average_into
 from speedo.storage import keys
@@ -138,7 +135,7 @@ class Center:
     state: State = field(default_factory=State)
     keeps_payloads: bool = False
     role: str = "master"
-    _gate: NormGate = field(default_factory=NormGate)
+    divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
     # By worker and ticket; which of them are held, merged and dropped is in the coordinator's book.
     _payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
     _begun: BegunVersions = field(default_factory=BegunVersions)
@@ -178,7 +175,7 @@ class Center:
         norm = self.take_in(event, rule)
         if isinstance(norm, Refused):
             return norm
-        problem = self._gate.judge(rule.payload, event, norm)
+        problem = self.divergence.refusal(rule.payload, event, norm)
         if problem is None:
             return None
         self.forget(event.worker, event.ticket)
@@ -433,13 +430,3 @@ class Center:
             self._over.extend(key(self.run, version) for key, _ in self._forms)
             if self.keeps_payloads:
                 self._over.append(keys.rule_state(self.run, version))
-
-
-def squared_norm(vector: Vector) -> float:
-    """In one pass, without a temporary: it is finite only if every value is.
-
-    A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
-    vectors can overflow.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.dot(vector, vector))

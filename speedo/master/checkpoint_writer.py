@@ -33,7 +33,7 @@ from speedo.run_dir.checkpoint_file import (
     WorkerState,
     write_checkpoint,
 )
-from speedo.sgd_modes.turn_length import AdaptiveLength
+from speedo.sgd_modes.turn_length import as_turn_length
 from speedo.storage.base import Store
 from speedo.system.daemon_thread import DaemonThread
 
@@ -324,13 +324,14 @@ class CheckpointWriter:
 
 
 def _progress(coordinator: Coordinator) -> Progress:
-    stopping, length = coordinator.stopping, coordinator.strategy.local_steps
+    stopping = coordinator.stopping
+    turns = as_turn_length(coordinator.strategy.local_steps).state
     return Progress(
         *coordinator.place,
         stopping.best,
         stopping.best_iteration,
         stopping.since_best,
-        TurnLengths(*length.state) if isinstance(length, AdaptiveLength) else None,
+        None if turns is None else TurnLengths(*turns),
     )
 
 

@@ -59,7 +59,7 @@ from speedo.messages import (
     Tested,
     Trained,
 )
-from speedo.sgd_modes.turn_length import AdaptiveLength, as_turn_length
+from speedo.sgd_modes.turn_length import as_turn_length
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
 
@@ -366,9 +366,8 @@ class Coordinator(TurnBook):
         now = self.iteration
         rate = self._rate(rule, max(part.staleness for part in parts))
         actions.append(Merge(self.version, now, self.samples, rate, parts))
-        length = held[0].length
-        if isinstance(length, AdaptiveLength):
-            length.merged([(part.loss, part.samples) for part in parts], before, now)
+        results = [(part.loss, part.samples) for part in parts]
+        as_turn_length(held[0].length).merged(results, before, now)
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].merged = Merged(self.version, rule, rate, part.ticket)
@@ -387,8 +386,12 @@ class Coordinator(TurnBook):
         left = self.plan.samples - self.samples - self._samples_in_flight
         workers = [worker for unit in units for worker in self._workers_of(unit)]
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        wanted = as_turn_length(self.strategy.local_steps).at(self.iteration)
-        steps = max(1, min(wanted, -(-left // max(1, per_step * self._tuning.batches))))
+        steps = max(
+            1,
+            min(
+                self._length.at(self.iteration), -(-left // max(1, per_step * self._tuning.batches))
+            ),
+        )
         enough = len(self.members) >= self._needed
         for unit in units:
             if unit in self._teams and left > 0 and enough and self._workers_of(unit):

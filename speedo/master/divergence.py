@@ -1,4 +1,7 @@
-"""Detects that a run has diverged, from the losses of its merged results.
+"""Detects divergence: of a result by the norm of its vector, of a merge by what it makes, of the run by the losses.
+
+A result is refused if it is not finite, or if its L2 norm is out of proportion to the median of the norms that were
+accepted before.
 
 Losses are smoothed by medians, because single batches are noisy and heavy-tailed. A run has diverged if for
 `SUSTAINED` consecutive points the median of the last `WINDOW` points was above the initial and the best median, times
@@ -12,11 +15,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.messages import Kind
+import numpy as np
+
+from speedo.errors import NOT_FINITE, SpeedoError, TrainingStopped
+from speedo.exchange.vector import Vector
+from speedo.messages import Kind, Merge, Trained
 from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
+from speedo.sgd_modes.rules import Contribution, MergeRule, State
+from speedo.sgd_modes.rules.base import title_of
 
 WINDOW: Final = 50
 SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter
@@ -30,18 +40,27 @@ VERY_FIRST: Final = 3
 BEGINNING: Final = 20
 RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter of them
 
+# Of norms: a step of a learning rate policy is 10 or 100, a flipped exponent bit far more.
+LARGEST_RATIO: Final = 1_000.0
+REMEMBERED: Final = 100
+FEWEST: Final = 10  # accepted norms before there is a judgement
+
 
 @dataclass
 class DivergenceWatch:
-    """Takes the loss of every merged result. `workers` is how many train, `payload` what they send.
+    """The center asks it for each result; the driver tells it each merge, and stops the run once there is a `reason`.
 
-    A `script` has an optimizer of its own, which options do not reach.
+    `workers` is how many train, `payload` what they send. A `script` has an optimizer of its own, which options do not
+    reach. `stops`: whether the run is to end when it has diverged.
     """
 
-    mode: str
+    mode: str = ""
     workers: int = 1
     payload: Kind = Kind.DELTA
     script: bool = False
+    stops: bool = False
+    reason: str = ""  # why the run should stop
+    _norms: dict[Kind, deque[float]] = field(default_factory=dict)  # accepted
     _beginning: list[float] = field(default_factory=list)
     _window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _start: float = 0.0
@@ -52,6 +71,37 @@ class DivergenceWatch:
     _samples: int = 0
     _results: int = 0
     _silent: bool = False
+
+    def refusal(self, kind: Kind, event: Trained, squared_norm: float) -> str | None:
+        """Why a result is refused; else None, and its norm is among the accepted from now on.
+
+        The norm of a refused one is not remembered: it must not make the next one look usual.
+        """
+        lost = event.has_loss and not math.isfinite(event.loss)
+        if lost or not math.isfinite(squared_norm):
+            return NOT_FINITE
+        known = self._norms.setdefault(kind, deque(maxlen=REMEMBERED))
+        norm = math.sqrt(squared_norm)
+        # The median, which takes longer to find, is not less than the minimum.
+        if len(known) >= FEWEST and norm > LARGEST_RATIO * min(known):
+            usual = statistics.median(known)
+            if usual > 0.0 and norm > LARGEST_RATIO * usual:
+                return (
+                    f"its norm is {norm:.3g}, more than {LARGEST_RATIO:,.0f} times the {usual:.3g} that is usual "
+                    "here: training diverges there, or the worker computes nonsense; lower the learning rate or the "
+                    "momentum, or look at its node"
+                )
+        known.append(norm)
+        return None
+
+    def merged(self, merge: Merge) -> None:
+        """Take the losses of these results."""
+        for part in merge.parts:
+            losses = part.losses or (part.loss,)
+            for loss in losses:
+                reason = self.saw(loss, part.samples // len(losses))
+                if reason is not None and self.stops:
+                    self.reason = self.reason or reason
 
     def saw(self, loss: float, samples: int) -> str | None:
         """A result of this many samples was merged; returns why the run should stop, or None.
@@ -117,3 +167,49 @@ class DivergenceWatch:
             return f"lower {own or '--lr'}"
         rate = own or "--lr or --momentum"
         return f"lower --delta-scale, {rate}, or use --mode {next(filter(has_rounds, PLAIN))}"
+
+
+def squared_norm(vector: Vector) -> float:
+    """In one pass, without a temporary: it is finite only if every value is.
+
+    A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
+    vectors can overflow.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector, vector))
+
+
+def check_update(center: Vector, iteration: int) -> None:
+    """Raises `TrainingStopped` if the solver's update has made this center, and it is not finite."""
+    if not math.isfinite(squared_norm(center)):
+        raise TrainingStopped(
+            f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
+        )
+
+
+def merge_by(
+    rule: MergeRule,
+    center: Vector,
+    contributions: Sequence[Contribution],
+    rate: float,
+    iteration: int,
+    state: State,
+) -> None:
+    """Merge in place. Raises `TrainingStopped`, with the center as it was, if the rule fails or the outcome is not
+    finite; of a rule that keeps what is finite so, nothing is looked at."""
+    if rule.keeps_finite:
+        rule.merge(center, contributions, rate, iteration, state)
+        return
+    former, what = center.copy(), f"rule {title_of(type(rule))} at iteration {iteration}"
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            rule.merge(center, contributions, rate, iteration, state)
+            finite = bool(np.isfinite(center).all()) and state.is_finite
+        problem = "" if finite else "it made a center or a state that is not finite"
+    except SpeedoError:
+        raise
+    except Exception as error:
+        problem = f"it raised {type(error).__name__}: {error}"
+    if problem:
+        np.copyto(center, former)
+        raise TrainingStopped(f"{what}: {problem}; correct the rule, or its options")

@@ -20,6 +20,7 @@ from speedo.errors import EngineError
 from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.members import Receive, Received
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
@@ -110,7 +111,6 @@ class Outcome:
 class Driver:
     """Runs one coordinator to its end.
 
-    `diverged(loss, samples)` is called for every merged result and returns the reason to stop, if there is one.
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
     the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
     `seconds_before` is how long the run had trained before it was resumed.
@@ -125,7 +125,7 @@ class Driver:
     has_tester: bool = False
     snapshots: Snapshots | None = None
     checkpoints: Checkpoints | None = None
-    diverged: Callable[[float, int], str | None] = lambda loss, samples: None
+    divergence: DivergenceWatch | None = None
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     all_trained: Callable[[], bool] = lambda: False
@@ -141,7 +141,6 @@ class Driver:
     _first_train: float | None = None
     _last_merge: float = 0.0
     _finish: Finish | None = None
-    _diverged: StopAsked | None = None
     _more_tests: int = MOST_TRIES - 1
 
     def __post_init__(self) -> None:
@@ -246,8 +245,8 @@ class Driver:
         ):
             self._turns.measure(event.worker, event.ticket, self._heard)
         self._carry_out_all(self._actions_after(event, more), more)
-        if self._diverged is not None and self._finish is None:
-            self._carry_out_all(self._actions_after(self._diverged))
+        if self.divergence is not None and self.divergence.reason and self._finish is None:
+            self._carry_out_all(self._actions_after(StopAsked(self.divergence.reason)))
         if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
             self.best.forget(event.version)
         if isinstance(event, (Joined, Left, Trained, Refused, Pause)):
@@ -316,7 +315,8 @@ class Driver:
                 before = action.samples_seen - sum(part.samples for part in action.parts)
                 action = self.center.merge(action, before // self.coordinator.plan.batch, more=more)
                 self._last_merge = self.clock()
-                self._watch_loss(action)
+                if self.divergence is not None:
+                    self.divergence.merged(action)
             case Drop():
                 self.center.drop(action)
             case Train():
@@ -359,14 +359,6 @@ class Driver:
             return self.tell(Snapshotted(version, snapshot.iteration, snapshot.write(())))
         for command in self.checkpoints.begin_snapshot(self.coordinator, snapshot, self.clock()):
             self.cluster.send(command)
-
-    def _watch_loss(self, merge: Merge) -> None:
-        for part in merge.parts:
-            losses = part.losses or (part.loss,)
-            for loss in losses:
-                reason = self.diverged(loss, part.samples // len(losses))
-                if reason is not None and self._diverged is None:
-                    self._diverged = StopAsked(reason)
 
     def _train(self, command: Train) -> None:
         if self._first_train is None:

@@ -12,6 +12,7 @@ is tried and kept only if fetching became as much faster as it should.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
@@ -34,10 +35,20 @@ class _State(Enum):
 
 
 class Pace:
-    """Times are seconds of one clock. `gap`, from one fetch to the next, is found out; with `known` it is as given."""
+    """Times are seconds of one clock. `gap`, from one fetch to the next, is found out; with `known` it is as given.
 
-    def __init__(self, gap: float = 0.0, *, known: bool = False) -> None:
+    `note` takes a line for people.
+    """
+
+    def __init__(
+        self,
+        gap: float = 0.0,
+        *,
+        known: bool = False,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.gap = gap
+        self._note = note
         self._known = known
         self._free = 0.0
         self._reads: list[Span] = []
@@ -55,11 +66,17 @@ class Pace:
         if self._known:
             return
         self._reads.append((start, seconds))
-        if len(self._reads) >= SETTLING + READS:
-            usual = ODD * statistics.median(took for _, took in self._reads)
-            reads = [one for one in self._reads[SETTLING:] if one[1] <= usual]
-            self._reads.clear()
-            self._conclude(reads)
+        if len(self._reads) < SETTLING + READS:
+            return
+        usual = ODD * statistics.median(took for _, took in self._reads)
+        reads = [one for one in self._reads[SETTLING:] if one[1] <= usual]
+        self._reads.clear()
+        before = self.gap
+        self._conclude(reads)
+        if self.gap and not before:
+            self._note(
+                f"workers on other machines fetch one after another, {1000 * self.gap:.1f} ms apart"
+            )
 
     def _conclude(self, reads: list[Span]) -> None:
         mean = statistics.fmean(seconds for _, seconds in reads)

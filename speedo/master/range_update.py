@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
-
 from speedo.engines.solver_update import SolverUpdate
-from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.transfer import fetch_range_history, put_range_history
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.center import squared_norm
+from speedo.master.divergence import check_update
 from speedo.messages import Kind
 from speedo.sgd_modes.rules import NO_STATE, Contribution, MergeRule, State, mean_into
 from speedo.storage import keys
@@ -72,10 +70,7 @@ class RangeUpdate(MergeRule):
             mean_into(self._gradient, contributions)
         self._prepared = None
         self.solver.update(center, self._gradient, iteration, self._norm)
-        if not np.isfinite(squared_norm(center)):
-            raise TrainingStopped(
-                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
-            )
+        check_update(center, iteration)
 
     # ------------------------------------------------------------ the history in the store
 

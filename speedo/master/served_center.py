@@ -25,7 +25,7 @@ from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.ranges import ranges_of
 from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.norm_gate import NormGate
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.server_requests import (
     Answer,
     Clear,
@@ -82,8 +82,8 @@ class ServedCenter:
     first_history: History | None = None
     first_state: State = field(default_factory=State)
     clock: Callable[[], float] = lambda: 0.0
+    divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
     outages: int = 0  # that servers reported, and replacements
-    _gate: NormGate = field(default_factory=NormGate)
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
     _early: dict[tuple[int, int], tuple[TakeIn, int, Pending]] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class ServedCenter:
             elif isinstance(answer, (int, float)):
                 norm += answer
         if refused is None:
-            problem = self._gate.judge(rule.payload, event, norm)
+            problem = self.divergence.refusal(rule.payload, event, norm)
             if problem is not None:
                 refused = Refused(event.worker, event.incarnation, event.ticket, problem)
         if refused is not None:

@@ -23,9 +23,9 @@ from speedo.messages import (
     Tuning,
 )
 from speedo.sgd_modes.base import Strategy
-from speedo.sgd_modes.phases import Phased
+from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
-from speedo.sgd_modes.turn_length import as_turn_length
+from speedo.sgd_modes.turn_length import AdaptiveLength, TurnLength, as_turn_length
 
 
 @dataclass
@@ -47,7 +47,7 @@ class TurnBook:
 
     def __post_init__(self) -> None:
         self._next_ticket = self.first_ticket
-        self._phased = self.strategy if isinstance(self.strategy, Phased) else None
+        self._phased = self.strategy if isinstance(self.strategy, Hybrid) else None
 
     # ------------------------------------------------------------ questions
 
@@ -70,6 +70,11 @@ class TurnBook:
     def _tuning(self) -> Tuning:
         """The solver values of the present phase."""
         return NO_TUNING if self._phased is None else self._phased.phase.tuning
+
+    @property
+    def _length(self) -> TurnLength | AdaptiveLength:
+        """Local steps of turns."""
+        return as_turn_length(self.strategy.local_steps)
 
     @property
     def _test_interval(self) -> int:
@@ -169,7 +174,7 @@ class TurnBook:
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         if len(workers) > 1 and type(rule) is AverageDeltas and self._is_only(team):
             rule = team.alone = team.alone or TakeCenter(rule)
-            change = as_turn_length(self.strategy.local_steps).next_change(self.iteration)
+            change = self._length.next_change(self.iteration)
             work = steps * per_step
             rounds = rounds_of(self.plan, self.iteration, left, work, team.round_s, change)
         issued = []
@@ -209,14 +214,13 @@ class TurnBook:
 
     def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
         per_step = member.samples_per_step * self._tuning.batches
-        early = as_turn_length(self.strategy.local_steps).norm > 0
         turn = Turn(
             self._next_ticket,
             steps * per_step,
             self.received,
             rule,
             per_step=per_step,
-            may_end_early=early,
+            may_end_early=self._length.norm > 0,
         )
         self._next_ticket += 1
         self._samples_in_flight += turn.samples
@@ -251,7 +255,7 @@ class TurnBook:
             own,
             team,
             self._tuning,
-            as_turn_length(self.strategy.local_steps).norm if steps > 1 else 0.0,
+            self._length.norm if steps > 1 else 0.0,
             self.plan.batch,
         )
 

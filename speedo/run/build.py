@@ -38,7 +38,7 @@ from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.registry import Adjust, Update, make_strategy, needs_update
+from speedo.sgd_modes.registry import Update, make_strategy, needs_update
 from speedo.sgd_modes.rules import State, by_servers
 from speedo.storage.base import Store
 from speedo.watch.status import StatusBoard
@@ -69,6 +69,10 @@ def build_training(
     spec = settings.spec
     version = resume.counters.version if resume else 0
     kept = State.unpack(resume.rule_state, model.layout.size) if resume else State()
+    update = model.update if servers is None else by_servers
+    coordinator = _coordinator(config, settings, resume, update)
+    payload, stops = coordinator.strategy.rule.payload, config.stop_on_divergence
+    watch = DivergenceWatch(config.mode, config.workers, payload, config.own, stops)
     center: RunCenter
     if servers is None:
         center = Center(
@@ -82,6 +86,7 @@ def build_training(
             clock=time.monotonic,
             compression=settings.compression,
             state=kept,
+            divergence=watch,
         )
     else:
         solver = model.recipe() if needs_update(config) else None
@@ -96,16 +101,14 @@ def build_training(
             fence=fence.check,
             compression=settings.compression,
             note=board.notice,
+            rule=lambda: coordinator.strategy.rule,
             solver=solver,
             first_history=solver.read_history(former) if solver is not None and former else None,
             first_state=kept,
             clock=time.monotonic,
+            divergence=watch,
         )
     log = _run_log(run_dir, board, resumed=settings.epoch > 0)
-    update = model.update if servers is None else by_servers
-    coordinator = _coordinator(config, settings, resume, update, model.adjust)
-    if isinstance(center, ServedCenter):
-        center.rule = lambda: coordinator.strategy.rule
     if resume is not None:
         if needs_update(config) and not resume.master_history:
             board.notice(
@@ -146,13 +149,6 @@ def build_training(
     exports, copies = make_exports(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
-    payload, script = coordinator.strategy.rule.payload, config.own
-    watch = DivergenceWatch(config.mode, config.workers, payload, script)
-
-    def saw_loss(loss: float, samples: int) -> str | None:
-        reason = watch.saw(loss, samples)
-        return reason if config.stop_on_divergence else None
-
     driver = Driver(
         coordinator,
         center,
@@ -170,7 +166,7 @@ def build_training(
         has_tester=spec.has_test or tests is not None,
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),
         checkpoints=keeper,
-        diverged=saw_loss,
+        divergence=watch,
         outages=lambda: center.outages,
         together=log.together,
         best=best,
@@ -191,7 +187,7 @@ def build_training(
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
     return Training(
-        parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, watch, model.chance()
+        parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, model.chance()
     )  # fmt: skip
 
 
@@ -215,7 +211,6 @@ def _coordinator(
     settings: RunSettings,
     resume: Checkpoint | None,
     update: Update | None,
-    adjust: Adjust | None,
 ) -> Coordinator:
     spec = settings.spec
     test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
@@ -243,7 +238,6 @@ def _coordinator(
             update if needs_update(config) else None,
             samples=samples,
             place=None if progress is None else (progress.phase, progress.phase_samples),
-            adjust=adjust,
             batch_size=spec.batch_size,
             turns=None if turns is None else astuple(turns),
             own_optimizers=isinstance(spec, ScriptJob),

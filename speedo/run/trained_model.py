@@ -17,11 +17,12 @@ from speedo.engines.solver import solver_for_server
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_update import Recipe, multipliers
 from speedo.engines.update_rules import SolverFields
-from speedo.errors import CheckpointError, TrainingStopped
+from speedo.errors import CheckpointError
 from speedo.exchange.npz import write_arrays
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.center import RunCenter, squared_norm
-from speedo.messages import Tuning
+from speedo.master.center import RunCenter
+from speedo.master.divergence import check_update
+from speedo.messages import NO_TUNING, Tuning
 from speedo.run.best_model import BestFile
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.config.run_config import RunConfig
@@ -30,14 +31,14 @@ from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import MODEL, SCRIPT_MODEL
-from speedo.sgd_modes.registry import Adjust, Update
+from speedo.sgd_modes.registry import Update
 
 
 class TrainedModel(ABC):
     """The model of a run: its first weights, its file at the end, and what the master can do with its solver.
 
     `resume` is the checkpoint that the run continues from. Without a solver in the master there is no `update` of the
-    center by a gradient, and no `adjust` of the solver's values.
+    center by a gradient.
     """
 
     file: ClassVar[str]  # its name in the run directory
@@ -45,7 +46,6 @@ class TrainedModel(ABC):
     first: Vector
     resume: Checkpoint | None = None
     update: Update | None = None
-    adjust: Adjust | None = None
 
     @abstractmethod
     def export(self, center: Vector, path: Path) -> None:
@@ -134,7 +134,7 @@ class CaffeModel(TrainedModel):
         if isinstance(resume, CaffeSnapshot):
             resume = resume.as_checkpoint(engine, settings, config.mode)
         self.layout, self.resume = engine.layout, resume
-        self.update, self.adjust = self._update, self._adjust
+        self.update, self._tuning = self._update, NO_TUNING
         self.first = self._first_center(config) if resume is None else self._resumed(resume)
 
     def _first_center(self, config: RunConfig) -> Vector:
@@ -157,22 +157,21 @@ class CaffeModel(TrainedModel):
         self._engine.load_weights(center)
         self._engine.save(path)
 
-    def _update(self, gradient: Vector, center: Vector, iteration: int) -> None:
+    def _update(
+        self, gradient: Vector, center: Vector, iteration: int, own: Tuning = NO_TUNING
+    ) -> None:
         """The solver's own update of the center by a raw gradient."""
         engine = self._engine
+        if own != self._tuning:
+            self._tuning = own
+            engine.adjust(own.lr, own.momentum, own.weight_decay, 1)
         engine.load_weights(center)
         engine.set_iteration(iteration)
         engine.apply_gradient(gradient)
         updated = np.empty_like(center)
         engine.read_weights(updated)
-        if not np.isfinite(squared_norm(updated)):
-            raise TrainingStopped(
-                f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
-            )
+        check_update(updated, iteration)
         np.copyto(center, updated)
-
-    def _adjust(self, own: Tuning) -> None:
-        self._engine.adjust(own.lr, own.momentum, own.weight_decay, 1)
 
     def recipe(self) -> Recipe | None:
         """See `TrainedModel.recipe`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +13,6 @@ from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
-from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Outcome
 from speedo.messages import Event
 from speedo.run.best_model import BestFile
@@ -52,7 +51,6 @@ class Training:
     config_values: Mapping[str, Any]
     exports: Background | None = None
     best: BestFile | None = None
-    losses: DivergenceWatch = field(default_factory=lambda: DivergenceWatch(""))
     chance: float | None = None  # the loss of guessing
     _thread: int | None = None  # that of the driver, while it runs
 
@@ -173,7 +171,8 @@ class Training:
 
     def _warning(self) -> str:
         """What is said of a loss that ends no better than that of guessing; else nothing."""
-        now, chance = self.losses.loss_at_end(), self.chance
+        watch, chance = self.driver.divergence, self.chance
+        now = None if watch is None else watch.loss_at_end()
         if now is None or chance is None or now < NOTHING_LEARNED * chance:
             return ""
         cause = (

@@ -1,12 +1,11 @@
-"""A phase of mode hybrid, and what the coordinator asks a strategy that has phases."""
+"""A phase of mode hybrid: a mode with its end, its solver values and its test interval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
-from speedo.messages import NO_TUNING, Decision, Tuning
+from speedo.messages import NO_TUNING, Tuning
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.conditions import Condition
 
@@ -24,20 +23,3 @@ class Phase:
     until: Condition | None = None
     tuning: Tuning = NO_TUNING
     test_interval: int | None = None
-
-
-@runtime_checkable
-class Phased(Protocol):
-    """A strategy whose phases have solver values, test intervals and ends of their own."""
-
-    index: int
-    merged: int
-
-    @property
-    def phase(self) -> Phase:
-        """The present one, the `index`-th, in which `merged` samples are merged so far."""
-        ...
-
-    def on_test(self, metrics: Mapping[str, float], samples_since: int) -> Decision:
-        """The outputs of a version; `samples_since` were merged after it."""
-        ...

@@ -11,8 +11,9 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import BeforeValidator, create_model
 from pydantic_core import PydanticCustomError
@@ -20,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from speedo import sgd_modes
 from speedo.errors import ConfigError
 from speedo.exchange.vector import Vector
-from speedo.messages import Kind, Tuning
+from speedo.messages import NO_TUNING, Kind, Tuning
 from speedo.sgd_modes import rules as rule_files
 from speedo.sgd_modes.base import Mode, OwnOption, Strategy, options_of
 from speedo.sgd_modes.conditions import parse_condition
@@ -47,10 +48,17 @@ from speedo.sgd_modes.rules import (
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.system.bounds import Option, declared
 
-Update = Callable[[Vector, Vector, int], None]
-Adjust = Callable[[Tuning], None]
+OfPhase = Callable[[Vector, Vector, int], None]
 Options = TypeVar("Options", bound=ModeOptions)
 Run = TypeVar("Run", bound=RunOptions)
+
+
+class Update(Protocol):
+    """The solver's update of the center by a raw gradient, in place; `own` are the values of the phase."""
+
+    def __call__(
+        self, gradient: Vector, center: Vector, iteration: int, own: Tuning = NO_TUNING
+    ) -> None: ...
 
 
 HYBRID: Final = "hybrid"  # phases of the others
@@ -290,46 +298,31 @@ def make_strategy(
     *,
     samples: int = 0,
     place: tuple[int, int] | None = None,
-    adjust: Adjust | None = None,
     batch_size: int | None = None,
     turns: LengthState | None = None,
     own_optimizers: bool = False,
 ) -> Strategy:
     """The strategy of this configuration. `batch` is the samples of one iteration, for hybrid phases.
 
-    `update` applies a raw gradient to the center; only `server_gradient` needs it, and `adjust` gives it the solver
-    values of a phase. `batch_size` is the run's, of which that of a phase is a multiple. `samples` is what a resumed
-    run had merged, and `place` the index of its phase and the samples merged in it: its phases continue from there.
+    `update` applies a raw gradient to the center; only `server_gradient` needs it. `batch_size` is the run's, of which
+    that of a phase is a multiple. `samples` is what a resumed run had merged, and `place` the index of its phase and
+    the samples merged in it: its phases continue from there.
     `turns` is what its adaptive length of turns was decided by: `AdaptiveLength.state`. With `own_optimizers`, those of
     users' scripts, momentum is neither known nor corrected.
     """
-    strategy = _strategy(
-        config, batch, update, samples, place, adjust, batch_size or batch, own_optimizers
-    )
+    strategy: Strategy
+    if config.mode == HYBRID:
+        size = batch_size or batch
+        phases = [_phase(one, batch, size, update, own_optimizers) for one in config.phases]
+        if place is None or place[0] >= len(phases):
+            place = _place_after(samples, phases)
+        strategy = Hybrid(phases, index=place[0], merged=place[1])
+    else:
+        strategy = plain_strategy(config, update, own_optimizers=own_optimizers)
     length = strategy.local_steps
     if isinstance(length, AdaptiveLength) and turns is not None:
         length.state = turns
     return strategy
-
-
-def _strategy(
-    config: RunOptions,
-    batch: int,
-    update: Update | None,
-    samples: int,
-    place: tuple[int, int] | None,
-    adjust: Adjust | None,
-    batch_size: int,
-    own_optimizers: bool,
-) -> Strategy:
-    if config.mode != HYBRID:
-        return plain_strategy(config, update, own_optimizers=own_optimizers)
-    phases = [
-        _phase(one, batch, batch_size, update, adjust, own_optimizers) for one in config.phases
-    ]
-    if place is None or place[0] >= len(phases):
-        place = _place_after(samples, phases)
-    return Hybrid(phases, index=place[0], merged=place[1])
 
 
 def _phase(
@@ -337,22 +330,13 @@ def _phase(
     batch: int,
     batch_size: int,
     update: Update | None,
-    adjust: Adjust | None,
     own_optimizers: bool,
 ) -> Phase:
     batches = 1 if options.batch is None else max(1, options.batch // batch_size)
     tuning = Tuning(options.lr, options.momentum, options.weight_decay, batches)
-
-    def tuned(gradient: Vector, center: Vector, iteration: int) -> None:
-        assert update is not None
-        if adjust is not None:
-            adjust(tuning)
-        update(gradient, center, iteration)
-
+    tuned = None if update is None else partial(update, own=tuning)
     return Phase(
-        lambda: plain_strategy(
-            options, None if update is None else tuned, own_optimizers=own_optimizers
-        ),
+        lambda: plain_strategy(options, tuned, own_optimizers=own_optimizers),
         (options.iterations or 0) * batch,
         None if options.until is None else parse_condition(options.until),
         tuning,
@@ -375,7 +359,7 @@ def _place_after(samples: int, phases: Sequence[Phase]) -> tuple[int, int]:
 
 
 def plain_strategy(
-    options: ModeOptions, update: Update | None, *, own_optimizers: bool = False
+    options: ModeOptions, update: OfPhase | None, *, own_optimizers: bool = False
 ) -> Strategy:
     """The strategy of a mode that is not hybrid; see `make_strategy`."""
     mode = mode_named(options.mode)
@@ -400,7 +384,7 @@ def rule_class(options: ModeOptions) -> type[MergeRule]:
     return chosen[0] if chosen else usual
 
 
-def _rule(options: ModeOptions, update: Update | None, own_optimizers: bool) -> MergeRule:
+def _rule(options: ModeOptions, update: OfPhase | None, own_optimizers: bool) -> MergeRule:
     rule: Any = rule_class(options)
     made: MergeRule
     if rule is ServerGradient:

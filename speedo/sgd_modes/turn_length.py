@@ -37,6 +37,19 @@ class TurnLength:
         """The iteration of the next stage."""
         return next((first for first, _ in self.stages if first > iteration), None)
 
+    @property
+    def most(self) -> int:
+        """The largest number of steps."""
+        return max(steps for _, steps in self.stages)
+
+    @property
+    def state(self) -> LengthState | None:
+        """What a resumed run needs besides the iteration: nothing."""
+        return None
+
+    def merged(self, results: Iterable[tuple[float, int]], before: int, now: int) -> None:
+        """Results were merged, on which these lengths do not depend."""
+
 
 LengthState: TypeAlias = tuple[int, float | None, float, int]
 
@@ -62,6 +75,11 @@ class AdaptiveLength:
     def at(self, iteration: int) -> int:
         """Steps of a turn that is issued now."""
         return min(self.steps or self.longest, self.longest)
+
+    @property
+    def most(self) -> int:
+        """The largest number of steps."""
+        return self.longest
 
     @property
     def state(self) -> LengthState:
@@ -105,29 +123,24 @@ def _constant(steps: int) -> TurnLength:
 def turn_length(steps: int | str, sync_when: str | None) -> Length:
     """The length of turns by these options, which `check_steps` and `check_sync_when` have passed."""
     norm = 0.0 if sync_when is None else parse_norm(sync_when)
-    if isinstance(steps, int) and not norm:
-        return steps
-    if adaptive := _parse_adaptive(str(steps)):
-        return AdaptiveLength(*adaptive, norm)
-    return TurnLength(parse_stages(str(steps)), norm)
+    return steps if isinstance(steps, int) and not norm else parse_length(steps, norm)
 
 
-def _parse_adaptive(text: str) -> tuple[int, int] | None:
-    """Parse `adaptive:10/50`: 10 steps at first, decided every 50 iterations; None for another form."""
-    match = _ADAPTIVE.fullmatch(text.strip())
-    return None if match is None else (int(match[1]), int(match[2] or WINDOW))
-
-
-def parse_stages(text: str) -> tuple[tuple[int, int], ...]:
-    """Parse `1,10@500`: 1 step, 10 from iteration 500 on. Raises `ValueError`."""
-    first, *later = text.split(",")
+def parse_length(steps: int | str, norm: float = 0.0) -> TurnLength | AdaptiveLength:
+    """Parse `1,10@500`: 1 step, 10 from iteration 500 on; or `adaptive:10/50`: 10 steps at first, decided every 50
+    iterations. Raises `ValueError`."""
+    if isinstance(steps, int):
+        return TurnLength(((0, steps),), norm)
+    if match := _ADAPTIVE.fullmatch(steps.strip()):
+        return AdaptiveLength(int(match[1]), int(match[2] or WINDOW), norm)
+    first, *later = steps.split(",")
     stages = [(0, _whole(first))]
     for part in later:
-        steps, at, iteration = part.partition("@")
+        number, at, iteration = part.partition("@")
         if not at or _whole(iteration) <= stages[-1][0]:
-            raise ValueError(text)
-        stages.append((_whole(iteration), _whole(steps)))
-    return tuple(stages)
+            raise ValueError(steps)
+        stages.append((_whole(iteration), _whole(number)))
+    return TurnLength(tuple(stages), norm)
 
 
 def parse_norm(text: str) -> float:
@@ -141,10 +154,8 @@ def parse_norm(text: str) -> float:
 
 def most_steps(steps: int | str) -> int:
     """The largest number of steps in a schedule; 0 if it is none."""
-    if adaptive := _parse_adaptive(str(steps)):
-        return adaptive[0]
     try:
-        return steps if isinstance(steps, int) else max(n for _, n in parse_stages(steps))
+        return parse_length(steps).most
     except ValueError:
         return 0
 
@@ -163,22 +174,17 @@ class Steps:
     """A number of steps, or a schedule of them."""
 
     def __call__(self, name: str, value: int | str) -> list[str]:
-        stages: tuple[tuple[int, int], ...]
-        if isinstance(value, int):
-            stages = ((0, value),)
-        elif adaptive := _parse_adaptive(value):
-            most, window = adaptive
-            stages = ((0, most), (window, 1))
-            if window < 1:
-                return [f"{name} is {said(value)}: a window needs an iteration; use 1 or more"]
+        try:
+            length = parse_length(value)
+        except ValueError:
+            forms = "a number, a schedule with rising iterations, as in 1,10@500, or adaptive:10"
+            return [f"{name} is {said(value)}; use {forms}"]
+        if isinstance(length, TurnLength):
+            stages = length.stages
         else:
-            try:
-                stages = parse_stages(value)
-            except ValueError:
-                forms = (
-                    "a number, a schedule with rising iterations, as in 1,10@500, or adaptive:10"
-                )
-                return [f"{name} is {said(value)}; use {forms}"]
+            stages = ((0, length.longest), (length.window, 1))
+            if length.window < 1:
+                return [f"{name} is {_said(value)}: a window needs an iteration; use 1 or more"]
         steps = [steps for _, steps in stages]
         if min(steps) < 1:
             return [f"{name} is {_said(value)}: a turn needs a step; use 1 or more"]

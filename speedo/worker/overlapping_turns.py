@@ -2,17 +2,19 @@
 
 Such a worker is given its next turn before the result of its present one was merged. The center of that turn does not
 have this result yet, so the worker adds it itself (`Train.own.pending`). In elastic averaging it is pulled a turn
-later, when it has the center that its result made (`Train.own.merged`). The stages may be called from three threads
-(`TurnPipeline`), each stage of the turns in their order.
+later, when it has the center that its result made (`Train.own.merged`). The stages may be called from three threads,
+each stage of the turns in their order: an engine's by a `TurnPipeline`, a script's by the script and
+`speedo.run.script.publisher`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -20,12 +22,15 @@ from speedo.engines.base import Engine
 from speedo.errors import PayloadError
 from speedo.exchange.transfer import Seen
 from speedo.exchange.vector import Blob, Layout, Vector
-from speedo.messages import Kind, Train, Trained
+from speedo.messages import Kind, Records, Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.system.failpoints import reached
+from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.participant import Participant
 from speedo.worker.turn import Worker
 
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
 BUFFERS: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
 BUFFERS_KEPT: Final = 3  # where a result is needed until the turn after the next
 ORDER_S: Final = 30.0  # within which a turn that was sent before another must have come, too
@@ -83,16 +88,6 @@ class Fetched:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A result in the turn's own memory, not published yet."""
-
-    buffer: TurnBuffer
-    loss: float
-    samples: int
-    timings: dict[str, float]
-
-
 @dataclass
 class OverlappingParticipant(Participant):
     """A participant that fetches and publishes apart from what it computes.
@@ -120,20 +115,23 @@ class OverlappingParticipant(Participant):
             raise
         return Fetched(buffer, seen, self.clock() - began)
 
-    def _keep(self, command: Train, buffer: TurnBuffer) -> None:
-        """The result is in this memory: to be published, and to be added to the next turn's center."""
+    def _publish_later(
+        self, done: Trained, command: Train, buffer: TurnBuffer
+    ) -> Callable[[], Trained]:
+        """What is returned publishes the result in this memory, which is kept for the next turn's center, too."""
         self._buffers.share(buffer)
         self._kept[command.ticket] = buffer
 
-    def _put(self, command: Train, buffer: TurnBuffer) -> float:
-        """Put the result in this memory into the store; the seconds that it took."""
-        began = self.clock()
-        try:
-            self._publish(command, buffer.vector)
-        finally:
-            self._buffers.give_back(buffer)
-        reached("worker-pushed")
-        return self.clock() - began
+        def publish() -> Trained:
+            began = self.clock()
+            try:
+                self._publish(command, buffer.vector)
+            finally:
+                self._buffers.give_back(buffer)
+            reached("worker-pushed")
+            return replace(done, timings={**done.timings, "publish": self.clock() - began})
+
+        return publish
 
     def _load(self, command: Train, fetched: Fetched) -> None:
         needed = 0
@@ -187,16 +185,16 @@ class OverlappingParticipant(Participant):
 
 @dataclass
 class OverlappingWorker(OverlappingParticipant, Worker):
-    """A `Worker` in three stages: `fetch`, `compute`, `publish`."""
+    """A `Worker` in three stages: `fetch`, `compute`, and what this returns."""
 
     weights: Engine
 
     def turn(self, command: Train) -> Trained:
         """All three stages, one after the other."""
-        return self.publish(command, self.compute(command, self.fetch(command)))
+        return self.compute(command, self.fetch(command))()
 
-    def compute(self, command: Train, fetched: Fetched) -> Computed:
-        """Load the center, train, and leave the result in the turn's memory."""
+    def compute(self, command: Train, fetched: Fetched) -> Callable[[], Trained]:
+        """Load the center and train; what is returned publishes the result, in the order of the turns."""
         began = self.clock()
         buffer = fetched.buffer
         try:
@@ -209,16 +207,9 @@ class OverlappingWorker(OverlappingParticipant, Worker):
             raise
         samples = command.steps * self.engine.samples_per_step
         self.samples += samples
-        self._keep(command, buffer)
         timings = {"fetch": fetched.seconds + loaded - began, "compute": self.clock() - loaded}
-        return Computed(buffer, loss, samples, timings)
-
-    def publish(self, command: Train, computed: Computed) -> Trained:
-        """Put the result into the store."""
-        timings = {**computed.timings, "publish": self._put(command, computed.buffer)}
-        return Trained(
-            self.worker, self.incarnation, command.ticket, computed.loss, computed.samples, timings
-        )
+        done = Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
+        return self._publish_later(done, command, buffer)
 
     def _train(self, command: Train, memory: Vector) -> float:
         """Leaves the result in `memory`, which has the turn's start if that is needed."""
@@ -233,19 +224,74 @@ class OverlappingWorker(OverlappingParticipant, Worker):
         return loss
 
 
-class TurnPipeline:
-    """Turns go in by `submit`, in any order and from any thread, and come out in the order of their tickets.
+@dataclass
+class OverlappingDrivenWorker(OverlappingParticipant, DrivenWorker):
+    """Turns that a script drives. Two other threads may do a part: one `fetch_ahead`, one what `end_later` returns."""
 
-    `engine` is the one thread that the solver knows: Caffe's settings and its random numbers belong to a thread.
+    _ahead: dict[int, Fetched | Exception] = field(default_factory=dict, init=False)  # by ticket
+    _buffer: TurnBuffer | None = field(default=None, init=False)  # of the present turn
+
+    def fetch_ahead(self, command: Train) -> None:
+        """Get the center of a turn that is begun later; what goes wrong is raised there."""
+        try:
+            self._ahead[command.ticket] = self.fetch(command)
+        except Exception as error:
+            self._ahead[command.ticket] = error
+
+    def end_later(self, records: Records = ()) -> Callable[[], Trained]:
+        """End the turn; what is returned publishes it, in the order of the turns."""
+        done, command, buffer = self._ended(records), self.command, self._buffer
+        assert command is not None
+        assert buffer is not None
+        self.command = self._buffer = None
+        if self.needs_center(command):  # in `buffer` is what the turn began from
+            spare = self.weights.layout.zeros() if self._own is None else self._own
+            self._take(command, spare)
+            buffer.vector, self._own = spare, buffer.vector
+        else:
+            self._take(command, buffer.vector)
+        return self._publish_later(done, command, buffer)
+
+    def end(self, records: Records = ()) -> Trained:
+        """End the turn and publish it."""
+        return self.end_later(records)()
+
+    def _fetch(self, command: Train) -> None:
+        if self._buffer is not None:  # of a turn that was begun, and given up
+            self._buffers.give_back(self._buffer)
+            self._buffer = None
+        fetched = self._ahead.pop(command.ticket, None) or self.fetch(command)
+        if isinstance(fetched, Exception):
+            raise fetched
+        self._began -= fetched.seconds
+        try:
+            self._load(command, fetched)
+        except BaseException:
+            self._buffers.give_back(fetched.buffer)
+            raise
+        self._buffer, self._center = fetched.buffer, fetched.buffer.vector
+
+
+class TurnPipeline:
+    """The turns of `worker` go in by `submit`, from any thread, and come out in the order of their tickets.
+
+    One thread computes and does all that is done `by_engine`: Caffe's settings and its random numbers belong to a
+    thread.
     """
 
-    def __init__(self, worker: OverlappingWorker, engine: ThreadPoolExecutor) -> None:
-        self.worker, self._engine = worker, engine
+    worker: OverlappingWorker
+
+    def __init__(self) -> None:
+        self._engine = ThreadPoolExecutor(1, "engine")
         self._fetching = ThreadPoolExecutor(1, "fetch")
         self._publishing = ThreadPoolExecutor(1, "publish")
         self._changed = threading.Condition()
         self._latest = 0  # ticket
         self._last: Future[Trained] | None = None
+
+    def by_engine(self, do: Callable[[Argument], Answer], argument: Argument) -> Answer:
+        """Do it in the thread that the solver belongs to."""
+        return self._engine.submit(do, argument).result()
 
     def submit(self, command: Train) -> Future[Trained]:
         """Begin this turn, behind all that were submitted and the one that it comes after."""
@@ -255,7 +301,7 @@ class TurnPipeline:
                 raise PayloadError(f"the turn before it, ticket {command.own.pending}, never came")
             fetched = self._fetching.submit(worker.fetch, command)
             computed = self._engine.submit(lambda: worker.compute(command, fetched.result()))
-            self._last = self._publishing.submit(lambda: worker.publish(command, computed.result()))
+            self._last = self._publishing.submit(lambda: computed.result()())
             self._latest = command.ticket
             self._changed.notify_all()
             return self._last
@@ -266,6 +312,6 @@ class TurnPipeline:
             wait([self._last])
 
     def close(self) -> None:
-        """Wait, and end the threads that are its own."""
-        self._fetching.shutdown()
-        self._publishing.shutdown()
+        """Wait, and end the threads."""
+        for stage in (self._fetching, self._engine, self._publishing):
+            stage.shutdown()

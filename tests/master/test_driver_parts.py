@@ -13,6 +13,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import EngineError, StoreUnavailableError
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import QUIET_S, Driver, Limits
 from speedo.master.observers import Observers
 from speedo.master.plan import Plan
@@ -157,11 +158,12 @@ def test_a_run_that_trained_nothing_keeps_nothing() -> None:
 def test_a_run_that_diverges_stops_with_the_first_reason() -> None:
     told: list[tuple[float, int]] = []
 
-    def diverged(loss: float, samples: int) -> str | None:
-        told.append((loss, samples))
-        return f"it diverged {len(told)}" if len(told) >= 3 else None
+    class FromTheThirdOn(DivergenceWatch):
+        def saw(self, loss: float, samples: int) -> str | None:
+            told.append((loss, samples))
+            return f"it diverged {len(told)}" if len(told) >= 3 else None
 
-    driver, log = driver_of(Plan(BATCH, 50, workers=1), diverged=diverged)
+    driver, log = driver_of(Plan(BATCH, 50, workers=1), divergence=FromTheThirdOn(stops=True))
     outcome = driver.run()
     assert (outcome.complete, outcome.reason, outcome.version) == (False, "it diverged 3", 3)
     losses = [event.loss for _, event in log.events(Trained)]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from speedo.errors import CheckpointError
+from speedo.run.outputs import Outputs
 from speedo.run.training import Training
-from speedo.run_dir.rescue import Rescue
 from speedo.system.daemon_thread import DaemonThread, within
 from speedo.system.disk_calls import hangs, on_disk
 from speedo.system.line_file import LineFile
@@ -121,9 +121,9 @@ def test_a_model_goes_elsewhere_if_the_disk_of_the_run_hangs(
             never.wait()
         path.write_text("model")
 
-    rescue = Rescue(run_dir)
-    kept = rescue.keep("model.caffemodel", write)
+    outputs = Outputs(run_dir)
+    kept = outputs.keep("model.caffemodel", write)
     assert kept.is_relative_to(home)
-    (problem,) = rescue.problems
+    (problem,) = outputs.problems
     assert f"{run_dir / 'model.caffemodel'} could not be written (no answer for 0 s)" in problem
     never.set()

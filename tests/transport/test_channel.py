@@ -19,7 +19,7 @@ from speedo.exchange.channel import (
     refusal,
     unpack,
 )
-from speedo.exchange.core_affinity import DriverCore, DriverThread
+from speedo.exchange.core_affinity import DriverThread
 from speedo.exchange.event_queue import EventQueue
 from speedo.messages import Kind, OwnResults, Refused, SaveState, StateSaved, Train, Trained
 
@@ -31,8 +31,7 @@ TRAINED = Trained(3, 2, 17, 1 / 3, 640, {"fetch": 1e-9, "compute": 0.1})
 class Master:
     def __init__(self, folder: Path) -> None:
         self.heard: EventQueue[Message] = EventQueue()
-        self.core = DriverCore()
-        self.channels = Channels(folder, self.heard, self.core)
+        self.channels = Channels(folder, self.heard)
 
 
 @pytest.fixture
@@ -188,7 +187,7 @@ def test_a_worker_is_not_blamed_for_the_store(error: Exception, blame: bool) -> 
 def test_the_end_of_a_channel_is_told_with_its_worker(tmp_path: Path) -> None:
     heard: EventQueue[Message] = EventQueue()
     told: list[tuple[int, int, str]] = []
-    channels = Channels(tmp_path, heard, DriverCore(), lambda *ended: told.append(ended))
+    channels = Channels(tmp_path, heard, lambda *ended: told.append(ended))
     with WorkerChannel(str(tmp_path), 3, 2) as channel:
         assert channels.wait_for(3, 2, WAIT_S)
         channel._socket.sendall(b'{"message": "Train"}\n')
@@ -211,6 +210,6 @@ def test_a_master_without_free_files_hears_those_that_come_later(
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", fail)
-    channels = Channels(tmp_path, EventQueue(), DriverCore())
+    channels = Channels(tmp_path, EventQueue())
     with WorkerChannel(str(tmp_path), 3, 2):
         assert channels.wait_for(3, 2, WAIT_S)

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,13 +105,14 @@ def test_a_driver_that_has_ended_is_no_error(sleeper: Sleeper, channel: socket.s
     draw()
 
 
-def test_once_awake_the_driver_may_run_where_it_might_before() -> None:
-    core = DriverCore()
+def test_once_awake_the_driver_may_run_where_it_might_before(tmp_path: Path) -> None:
+    heard: EventQueue[Message] = EventQueue()
+    channels = Channels(tmp_path, heard)
     before = os.sched_getaffinity(0)
-    core.awake()
-    core.for_workers(len(CORES))
+    assert heard.get(0.0) is None
+    channels._core.for_workers(len(CORES))
     with held_to({CORES[0]}):  # as a worker would
-        core.awake()
+        assert heard.get(0.0) is None
         assert os.sched_getaffinity(0) == before
 
 
@@ -137,14 +137,12 @@ def test_nobody_is_told_of_a_thread_before_there_is_one() -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_who_answers_and_waits_draws_the_driver(
-    sleeper: Sleeper, tmp_path: Path, waits: bool
+    sleeper: Sleeper, tmp_path: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Core(DriverCore):
-        def for_workers(self, count: int) -> DriverThread:
-            return replace(super().for_workers(count), thread=sleeper.number, cores=CORES)
-
+    driver = DriverThread(os.getpid(), sleeper.number, CORES)
+    monkeypatch.setattr(DriverCore, "for_workers", lambda core, count: driver)
     heard: EventQueue[Message] = EventQueue()
-    channels = Channels(tmp_path, heard, Core())
+    channels = Channels(tmp_path, heard)
     with WorkerChannel(str(tmp_path), 0, 1) as channel:
         assert channels.wait_for(0, 1, WAIT_S)
         commands = channel.commands()

@@ -19,7 +19,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation import simulator
 from speedo.study.simulation.simulator import SimulatedCluster, simulate
 from speedo.study.simulation.world import World
-from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
+from speedo.worker.overlapping_turns import OverlappingDrivenWorker
 from tests.worker.test_driven_turn import EngineWithAverages
 from tests.worker.test_turn import Clock, RecordingEngine, command, payload, publish
 

@@ -135,7 +135,7 @@ def test_a_worker_counts_the_samples_that_its_solver_read(store: Store) -> None:
     assert worker.samples == 30
     ahead = train(2, steps=2, own=OwnResults(pending=1))
     computed = worker.compute(ahead, worker.fetch(ahead))
-    assert (computed.samples, worker.samples) == (20, 50)
+    assert (computed().samples, worker.samples) == (20, 50)
     with pytest.raises(PayloadError):
         worker.turn(train(4, own=OwnResults(pending=3)))
     assert worker.samples == 50

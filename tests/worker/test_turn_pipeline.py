@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -45,11 +45,11 @@ def pipeline() -> Iterator[TurnPipeline]:
     engine = HeldEngine()
     worker = OverlappingWorker("run", 0, 1, engine, store, lambda: 0.0, outgoing=store)
     publish(worker, 0)
-    with ThreadPoolExecutor(1, "engine") as thread:
-        made = TurnPipeline(worker, thread)
-        yield made
-        engine.go.set()
-        made.close()
+    made = TurnPipeline()
+    made.worker = worker
+    yield made
+    engine.go.set()
+    made.close()
 
 
 def publish(worker: OverlappingWorker, version: int) -> None:
@@ -181,8 +181,9 @@ def test_a_pipeline_that_is_closed_leaves_no_thread_of_its_own() -> None:
     store = MemoryStore(clock=lambda: 0.0)
     worker = OverlappingWorker("run", 0, 1, HeldEngine(), store, lambda: 0.0, outgoing=store)
     publish(worker, 0)
-    with ThreadPoolExecutor(1, "engine") as thread:
-        made = TurnPipeline(worker, thread)
-        assert made.submit(train(1)).result(WAIT_S).ticket == 1
-        made.close()
-        assert {one.name for one in set(threading.enumerate()) - before} == {"engine_0"}
+    made = TurnPipeline()
+    made.worker = worker
+    assert made.submit(train(1)).result(WAIT_S).ticket == 1
+    assert len(set(threading.enumerate()) - before) == 3
+    made.close()
+    assert set(threading.enumerate()) <= before

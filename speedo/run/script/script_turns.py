@@ -39,7 +39,7 @@ from speedo.run.script.testing import Measure, center_tested, measured
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import VARIABLE, Hello, Start
 from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.overlapping_driven_turn import OverlappingDrivenWorker
+from speedo.worker.overlapping_turns import OverlappingDrivenWorker
 from speedo.worker.share import Share
 from speedo.worker.weights import Weights
 

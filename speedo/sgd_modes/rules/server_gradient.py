@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from speedo.exchange.vector import Vector
-from speedo.messages import Kind
+from speedo.messages import NO_TUNING, Kind, Tuning
 from speedo.sgd_modes.rules.arithmetic import mean_into
 from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.state import NO_STATE, State
@@ -44,6 +44,6 @@ class ServerGradient(MergeRule):
         self.update(gradient, center, iteration)
 
 
-def by_servers(gradient: Vector, center: Vector, iteration: int) -> None:
+def by_servers(gradient: Vector, center: Vector, iteration: int, own: Tuning = NO_TUNING) -> None:
     """The `update` of a run whose servers make it, each of its range: so the master has none."""
     raise AssertionError("the servers of this run make the solver's update")

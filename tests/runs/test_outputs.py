@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import EngineError
-from speedo.run_dir.rescue import Rescue
+from speedo.run.outputs import Outputs
 from tests.support.disks import fill, read_only, small_disk
 
 
@@ -23,31 +23,31 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         folder.mkdir()
     monkeypatch.setenv("HOME", str(found["home"]))
     monkeypatch.setattr("tempfile.tempdir", str(found["temporary"]))
-    monkeypatch.setattr("speedo.run_dir.rescue.LAST_PLACES", ())
+    monkeypatch.setattr("speedo.run.outputs.LAST_PLACES", ())
     return found
 
 
 def test_what_fits_stays_where_it_belongs(places: dict[str, Path]) -> None:
-    rescue = Rescue(places["run"])
-    assert rescue.keep("model", write) == places["run"] / "model"
-    assert rescue.problems == []
+    outputs = Outputs(places["run"])
+    assert outputs.keep("model", write) == places["run"] / "model"
+    assert outputs.problems == []
     assert not list(places["home"].iterdir())
 
 
 def test_the_first_place_with_room_takes_all_that_follows(places: dict[str, Path]) -> None:
     with read_only(places["run"]), read_only(places["home"]):
-        rescue = Rescue(places["run"])
-        model = rescue.keep("model", write)
+        outputs = Outputs(places["run"])
+        model = outputs.keep("model", write)
         assert model.parent.parent == places["temporary"]
         assert model.parent.stat().st_mode & 0o777 == 0o700
-        assert rescue.keep("result", write).parent == model.parent
-        assert rescue.keep_rest("log", b"one\ntwo\n", "No space left on device")
+        assert outputs.keep("result", write).parent == model.parent
+        assert outputs.keep_rest("log", b"one\ntwo\n", "No space left on device") == 0
         assert (model.parent / "log").read_bytes() == b"one\ntwo\n"
-        assert rescue.problems[0] == (
+        assert outputs.problems[0] == (
             f"{places['run'] / 'model'} could not be written (Read-only file system): kept in {model} instead; make "
             f"room in {places['run']} and move it there"
         )
-        assert rescue.problems[2].startswith(f"the last 2 lines of {places['run'] / 'log'} ")
+        assert outputs.problems[2].startswith(f"the last 2 lines of {places['run'] / 'log'} ")
 
 
 def test_a_full_place_is_passed_over_and_left_clean(places: dict[str, Path]) -> None:
@@ -56,7 +56,7 @@ def test_a_full_place_is_passed_over_and_left_clean(places: dict[str, Path]) -> 
         fill(home)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(home))
-            model = Rescue(places["run"]).keep("model", write)
+            model = Outputs(places["run"]).keep("model", write)
         assert model.parent.parent == places["temporary"]
         assert [path.name for path in home.iterdir()] == ["somebody's file"]
 
@@ -65,9 +65,9 @@ def test_where_there_is_no_room_at_all_every_place_is_named(places: dict[str, Pa
     with ExitStack() as stack:
         for folder in places.values():
             stack.enter_context(read_only(folder))
-        rescue = Rescue(places["run"])
+        outputs = Outputs(places["run"])
         with pytest.raises(EngineError) as told:
-            rescue.keep("model", write)
+            outputs.keep("model", write)
         for folder in places.values():
             assert str(folder) in str(told.value)
-        assert not rescue.keep_rest("log", b"one\n", "No space left on device")
+        assert outputs.keep_rest("log", b"one\n", "No space left on device") == 1
