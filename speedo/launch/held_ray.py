@@ -14,15 +14,14 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from speedo.errors import ClusterError, ConfigError
-from speedo.launch.places import Failure, Needs, Report, checked_count
+from speedo.errors import ConfigError
+from speedo.launch.places import Failure, Needs, Report
 from speedo.run.config.run_config import make_config
 from speedo.run.result import RunResult
 from speedo.study.doctor import require_for
 from speedo.system.foreign_text import clean_values
 from speedo.watch.console import Quiet
 
-READY_S: Final = 120.0
 END_S: Final = 8.0  # then it is killed, and the cluster frees the places
 _OWN: Final = {
     "resources": "give cpus, memory_gb and device to launch_workers",
@@ -97,7 +96,7 @@ class HeldRay:
             why = "the process that holds its places has said what cannot be read"
             return Report(failures=(Failure(self._address, why, self._count),))
 
-    def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
+    def run(self, options: Mapping[str, Any], workers: int) -> RunResult:
         from speedo.actors.launch import train_on_ray
 
         if problems := [
@@ -106,17 +105,8 @@ class HeldRay:
             if options.get(name) is not None
         ]:
             raise ConfigError(problems)
-        report = self.report(READY_S)
-        wanted = len(report.workers) if workers is None else checked_count("workers", workers)
-        if not report.workers:
-            raise ClusterError(f"no worker is ready: call launch_workers first{report.why}")
-        if wanted > len(report.workers):
-            raise ClusterError(
-                f"{wanted} workers were asked for, and {len(report.workers)} are ready: ask for fewer, or launch "
-                f"more{report.why}"
-            )
         given = {name: value for name, value in options.items() if value is not None}
-        config = make_config({**self._options, **given, "workers": wanted})
+        config = make_config({**self._options, **given, "workers": workers})
         require_for(config)
         self._release()
         result = train_on_ray(config, Quiet())

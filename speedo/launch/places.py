@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from speedo.errors import ConfigError
 from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.run.result import RunResult
 from speedo.system.bounds import said
 
+READY_S: Final = 120.0  # for workers that are not ready yet when a run begins
 Device = Literal["cpu", "gpu"]
 DEVICES = ("cpu", "gpu")
 
@@ -96,8 +97,8 @@ class Places(Protocol):
     def report(self, timeout_s: float) -> Report:
         """What is known once each worker is ready or has failed, or after so many seconds."""
 
-    def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
-        """Train with so many of them; None is all that are ready. Raises `SpeedoError`."""
+    def run(self, options: Mapping[str, Any], workers: int) -> RunResult:
+        """Train with so many of them, which are ready. Raises `SpeedoError`."""
 
     def close(self) -> None:
         """End every process of the cluster's. May be called again."""

@@ -25,11 +25,11 @@ from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan
 from speedo.launch.connection import Connection, Happened
 from speedo.launch.held_hosts import HeldHosts, _Group
+from speedo.launch.hosts import Command, Remote, failures, greeting_problem
 from speedo.launch.launcher import Launcher
 from speedo.launch.picture import Picture
 from speedo.launch.protocol import EventError, event, read_event
 from speedo.launch.read_cluster import cluster_of
-from speedo.launch.remote import Command, Remote, failures, greeting_problem
 from speedo.messages import AT_MAX_ITER, Finish, Left
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import EventReader
@@ -77,7 +77,7 @@ TEXTS = ("host", "reason", "cause", "decision")
 class Fake:
     """A connection that keeps why its host was rejected."""
 
-    name, access, rejected, own_address = "node1", Access(), "", None
+    name, key, access, rejected, own_address = "node1", "node1", Access(), "", None
 
     def send(self, **values: Any) -> None:
         json.dumps(values)
@@ -157,14 +157,16 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
     picture.host("node1", "1 worker")
     launcher = Launcher(plan, picture, lambda line: None)
     held = HeldHosts(cluster_of("node1", {}), None, None)
-    group = _Group("node1", "node1", (0,), (), None)
+    group = _Group("node1", "node1", (0,), None, None)
+    held._groups["node1"] = group
+    held._hosts._thread.start()
     taken = 0
     try:
         for number in range(INPUTS):
             if number % 20 == 0:  # a new host
-                launcher._remotes["node1"] = remote()
+                shown_host = remote()
                 group.failed, group.ready, group.remote = "", False, remote()
-                held._groups = [group]
+                held._hosts.remotes["node1"] = group.remote
             values = foreign.random.choice(EVENTS)
             if foreign.random.random() < 0.5:
                 values = foreign.texts_in(values, "line", "folder", "file")
@@ -176,18 +178,18 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
             if found is None:
                 continue
             taken += 1
-            launcher._take("node1", found)
-            held._events.put(Happened("node1", found))
-            now = launcher._remotes["node1"]
-            for text in (greeting_problem(now, "3.11"), *failures(now.commands["doctor"])):
+            launcher._hosts.take(shown_host, found)
+            held._hosts._events.put(Happened("node1", found))
+            told = failures(shown_host.commands["doctor"])
+            for text in (greeting_problem(shown_host, "3.11"), *told):
                 assert is_clean(text), line
         deadline = time.monotonic() + 120 * how_loaded()
-        while not held._events.empty() and time.monotonic() < deadline:
+        while not held._hosts._events.empty() and time.monotonic() < deadline:
             time.sleep(0.05)
-        held.check()
-        assert held._thread.is_alive()
+        held._hosts.check()
+        assert held._hosts._thread.is_alive()
     finally:
-        held._groups = []
+        held._hosts.remotes.clear()
         held.close()
     assert INPUTS / 4 < taken < INPUTS
     console = Console(file=shown, width=200, color_system=None)

@@ -17,7 +17,7 @@ from speedo.launch import connection
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan, master_words
 from speedo.launch.connection import Connection
-from speedo.launch.remote import Remote
+from speedo.launch.hosts import Remote
 from speedo.launch.ssh import host_command
 from speedo.storage.redis.url import PASSWORD_VARIABLE, url_with_password, without_password
 from tests.support.fuzz import randoms, value
@@ -26,7 +26,7 @@ OURS = {one.address for some in psutil.net_if_addrs().values() for one in some}
 
 
 def remote(hello: Any, own: str | None = None) -> Remote:
-    return Remote(SimpleNamespace(own_address=own), hello)  # type: ignore[arg-type]
+    return Remote(SimpleNamespace(own_address=own), hello=hello)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from speedo.launch.commands import Plan
 from speedo.launch.connection import Connection, Happened
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.held_ray import HeldRay
+from speedo.launch.hosts import Command, Remote, failures
 from speedo.launch.launcher import Launcher
 from speedo.launch.picture import Picture
 from speedo.launch.protocol import EventError, read_event
 from speedo.launch.read_cluster import cluster_of
-from speedo.launch.remote import Command, Remote, failures
 from speedo.version import VERSION
 from speedo.watch.console import ErrorConsole
 
@@ -100,7 +100,7 @@ def test_a_malformed_event_ends_its_host_and_no_other(hosts: dict[str, list[str]
 def test_what_ends_the_thread_ends_the_run(
     hosts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: HeldHosts, group: object, values: Mapping[str, Any]) -> None:
+    def fail(self: HeldHosts, remote: object, values: Mapping[str, Any]) -> None:
         raise MemoryError("no memory")
 
     monkeypatch.setattr(HeldHosts, "_take", fail)
@@ -124,7 +124,7 @@ def test_an_event_of_a_command_that_was_not_started_ends_its_host(event: dict[st
     rejected = []
 
     class Ended:
-        name = "node1"
+        name = key = "node1"
 
         def reject(self, why: str) -> None:
             rejected.append(why)
@@ -132,8 +132,7 @@ def test_an_event_of_a_command_that_was_not_started_ends_its_host(event: dict[st
     plan = Plan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
     made = Launcher(plan, Picture(ErrorConsole()), print)
     made._picture.host("node1", "1 worker")
-    made._remotes["node1"] = Remote(Ended(), hello=HELLO["hello"])  # type: ignore[arg-type]
-    made._take("node1", event)
+    made._hosts.take(Remote(Ended(), hello=HELLO["hello"]), event)  # type: ignore[arg-type]
     assert len(rejected) == 1
 
 
