@@ -1,17 +1,18 @@
-"""Keeps places for workers on a Ray cluster between runs: `python -m ... ADDRESS RESOURCES COUNT`.
+"""Keeps places for workers on a Ray cluster between runs: `python -m ... FD`, a connection to who wants them.
 
 It is a process of its own: the one that trains joins the cluster by itself, which a process can do once at a time. In
-each place a `Holder` waits. Each line on standard input is answered with what is held, as JSON; at its end all places
-are free.
+each place a `Holder` waits. It gets the cluster's address, what each place has, and how many there are to be; then each
+message is answered with what is held. At the end of the connection all places are free.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import ray
@@ -90,23 +91,27 @@ class Reservation:
         self.failures.append({"host": host, "cause": cause, "workers": workers})
 
 
-def main(address: str, resources: str, count: int) -> None:
-    """Serve standard input until it ends."""
-    try:
-        with connected(address, lambda _: None):
-            held = Reservation(resources, count)
-            try:
-                for _ in sys.stdin:
-                    print(json.dumps(held.look()), flush=True)
-            finally:
-                held.close()
-    except SpeedoError as error:
-        failure = {"host": CLUSTER, "cause": str(error), "workers": count}
-        print(json.dumps({"workers": [], "failures": [failure]}), flush=True)
+def main() -> None:
+    """Answer until the connection ends."""
+    asking = Connection(int(sys.argv[1]))
+    address, resources, count = asking.recv()
+    with suppress(EOFError, OSError):
+        try:
+            with connected(address, lambda _: None):
+                held = Reservation(resources, count)
+                try:
+                    while True:
+                        asking.recv()
+                        asking.send(held.look())
+                finally:
+                    held.close()
+        except SpeedoError as error:
+            failure = {"host": CLUSTER, "cause": str(error), "workers": count}
+            asking.send({"workers": [], "failures": [failure]})
 
 
 if __name__ == "__main__":
     # Under this name the nodes import the holder, instead of getting its code.
     from speedo.actors.fleet.reserve import main as imported_main
 
-    imported_main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    imported_main()
