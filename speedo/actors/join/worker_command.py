@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from speedo.actors.join.find_master import wait_for_master
+from speedo.actors.join.find_master import MasterMonitor, wait_for_master
 from speedo.actors.join.host_link import (
     FOLDER,
     RESOURCE,
@@ -22,7 +22,6 @@ from speedo.actors.join.host_link import (
     Stopped,
 )
 from speedo.actors.join.host_node import NotAMasterError, host_node
-from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.node import START_S, Node

@@ -15,8 +15,7 @@ from typing import Final
 
 import psutil
 
-from speedo.actors.ray_node.cleanup import kept
-from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER
+from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, kept
 from speedo.actors.ray_node.ports import Ports
 from speedo.errors import ClusterError
 from speedo.system.background_process import start_in_background
