@@ -20,7 +20,7 @@ from speedo.errors import ClusterError, ConfigError, MachineError
 from speedo.launch.cluster import Cluster, WorkerHost, is_here, variables
 from speedo.launch.commands import DOCTOR, SERVER, WORKER, core_words, host_words
 from speedo.launch.host_files import HostFiles
-from speedo.launch.hosts import Hosts, Remote, failures, greeting_problem
+from speedo.launch.hosts import Hosts, Remote, greeting_problem
 from speedo.launch.places import READY_S, Failure, Needs, Report
 from speedo.launch.places import Worker as ReadyWorker
 from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, make_config
@@ -47,16 +47,10 @@ class _Group:
     entry: WorkerHost | None
     device: str | None
     remote: Remote = field(init=False)
-    ready: bool = False
-    failed: str = ""
 
     @property
     def role(self) -> str:
         return WORKER if self.ids else SERVER
-
-    @property
-    def pending(self) -> bool:
-        return not self.ready and not self.failed
 
     @property
     def address(self) -> str:
@@ -106,25 +100,28 @@ class HeldHosts:
                 self._add(name, some, needs)
 
     def report(self, timeout_s: float) -> Report:
-        self._hosts.wait(lambda: not any(one.pending for one in self._groups.values()), timeout_s)
+        self._hosts.wait(
+            lambda: all(one.remote.ready or one.remote.failed for one in self._groups.values()),
+            timeout_s,
+        )
         with self._hosts.changed:
             groups = self._groups.values()
             workers = [
                 ReadyWorker(one, group.host, group.address, int((group.remote.hello or {})["pid"]))
                 for group in groups
-                if group.ready and not group.failed
+                if group.remote.ready and not group.remote.failed
                 for one in group.ids
             ]
             failed = [
-                Failure(group.host, group.failed or _late(group, timeout_s), len(group.ids))
+                Failure(group.host, _problem(group.remote, timeout_s), len(group.ids))
                 for group in groups
-                if group.failed or group.pending
+                if group.remote.failed or not group.remote.ready
             ]
         return Report(tuple(workers), tuple(failed))
 
     @property
     def _alive(self) -> list[_Group]:
-        return [one for one in self._groups.values() if not one.failed]
+        return [one for one in self._groups.values() if not one.remote.failed]
 
     def _taken(self, name: str) -> int:
         """Workers of a host."""
@@ -181,7 +178,7 @@ class HeldHosts:
         config = make_config(given)
         require_for(config)
         if config.serves:
-            chosen.update({one: 0 for one in self._alive if not one.ids and one.ready})
+            chosen.update({one: 0 for one in self._alive if not one.ids and one.remote.ready})
         commands = RunCommands(self._hosts, chosen, f"{config.host}:{config.port}")
         folder = make_private_folder("speedo-token-")
         try:
@@ -198,7 +195,7 @@ class HeldHosts:
         """How many workers of each group take part: the first that are ready."""
         chosen: dict[_Group, int] = {}
         for group in self._alive:
-            if share := min(len(group.ids), wanted) if group.ready else 0:
+            if share := min(len(group.ids), wanted) if group.remote.ready else 0:
                 chosen[group] = share
                 wanted -= share
         return chosen
@@ -216,34 +213,23 @@ class HeldHosts:
     def close(self) -> None:
         self._hosts.close(END_S)
         for group in self._groups.values():
-            group.failed = group.failed or "the cluster is closed"
+            group.remote.failed = group.remote.failed or "the cluster is closed"
 
     # ---------------------------------------------------------------- events
 
     def _take(self, remote: Remote, values: Mapping[str, Any]) -> None:
         """A host that greets is examined, and is ready if nothing is wrong there."""
-        group = self._groups[remote.connection.key]
-        if "hello" in values and not group.failed:  # else it is there for its logs
+        if "hello" in values and not remote.failed:  # else it is there for its logs
             python = ".".join(map(str, sys.version_info[:2]))
-            if problem := greeting_problem(remote, python):
-                self._fail(group, problem)
-                return
+            remote.failed = greeting_problem(remote, python)
             seen = self._host or remote.launcher_address or LOOPBACK
             master = f"{seen}:{self._port or DEFAULT_PORT}"
             words = [DOCTOR, "--json", "--facts-stdin", "--master", master]
-            words += host_words(group.entry)
-            self._hosts.start(remote, words, '{"facts": {}}')
-        elif values.get("ended") == DOCTOR:
-            command = remote.commands[DOCTOR]
-            group.ready = command.status == 0
-            if not group.ready:
-                self._fail(group, "; ".join(failures(command)))
-        elif "closed" in values:
-            group.failed = group.failed or str(remote.closed)
-
-    def _fail(self, group: _Group, why: str) -> None:
-        group.failed = why
-        group.remote.connection.close()
+            if not remote.failed:
+                entry = self._groups[remote.connection.key].entry
+                self._hosts.start(remote, [*words, *host_words(entry)], '{"facts": {}}')
+        if remote.failed and ("hello" in values or values.get("ended") == DOCTOR):
+            remote.connection.close()
 
 
 class RunCommands(Quiet):
@@ -287,9 +273,10 @@ class RunCommands(Quiet):
         return [f"logs of {host}: {why}" for host, why in missing.items()]
 
 
-def _late(group: _Group, timeout_s: float) -> str:
-    doing = "has not answered" if group.remote.hello is None else "is still being examined"
-    return f"it {doing} after {timeout_s:g} s; it may become ready later"
+def _problem(remote: Remote, timeout_s: float) -> str:
+    doing = "has not answered" if remote.hello is None else "is still being examined"
+    late = f"it {doing} after {timeout_s:g} s; it may become ready later"
+    return remote.failed.replace("\n", "; ") or late
 
 
 def _free_port() -> int:

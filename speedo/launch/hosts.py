@@ -20,7 +20,7 @@ import psutil
 
 from speedo.actors.token import TOKEN_VARIABLE, new_token
 from speedo.launch.cluster import Access, is_here
-from speedo.launch.commands import SERVER, WORKER
+from speedo.launch.commands import DOCTOR, SERVER, WORKER
 from speedo.launch.connection import WAITING, Connection, Happened, signal_name
 from speedo.launch.host_files import HostFiles
 from speedo.launch.protocol import BEAT_S, EventError
@@ -64,12 +64,17 @@ class Command:
 
 @dataclass(slots=True)
 class Remote:
-    """A host: its connection, its greeting, its commands. `closed` is why there is no connection any more."""
+    """A host: its connection, its greeting, its commands. `closed` is why there is no connection any more.
+
+    It is `ready` once its doctor has found nothing; `failed` is why it cannot take part, a line each.
+    """
 
     connection: Connection
     environment: Mapping[str, str] = field(default_factory=dict)
     hello: Mapping[str, Any] | None = None
     closed: str | None = None
+    ready: bool = False
+    failed: str = ""
     commands: dict[str, Command] = field(default_factory=dict)
     files: HostFiles | None = None
 
@@ -355,11 +360,18 @@ def _take(remote: Remote, values: Mapping[str, Any]) -> None:
     elif "started" in values:
         remote.command(values["started"]).folder = values["folder"]
     elif "ended" in values:
-        remote.command(values["ended"]).status = values["status"]
+        command = remote.command(values["ended"])
+        command.status = values["status"]
+        if values["ended"] == DOCTOR:
+            remote.ready = command.status == 0
+            remote.failed = "" if remote.ready else "\n".join(failures(command))
     elif "file" in values and remote.files is not None:
         remote.files.part(values)
     elif "filed" in values:
         remote.command(values["filed"]).filed = True
         remote.connection.send(got=values["filed"])
     elif "closed" in values:
-        remote.closed = str(values["why"])
+        remote.closed = why = str(values["why"])
+        if DOCTOR in remote.commands and not remote.ready and not remote.connection.rejected:
+            why = f"the connection was lost while it was examined: {why}"
+        remote.failed = remote.failed or why

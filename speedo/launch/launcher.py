@@ -24,7 +24,7 @@ from speedo.launch.commands import (
     roles,
 )
 from speedo.launch.host_files import HOSTS, HostFiles
-from speedo.launch.hosts import LOOK_S, Hosts, Remote, failures, greeting_problem
+from speedo.launch.hosts import LOOK_S, Hosts, Remote, greeting_problem
 from speedo.launch.picture import PROGRESS, Picture
 
 SILENT_S: Final = 40.0  # to start Python there
@@ -142,7 +142,11 @@ class Launcher:
         self._start_command(leader, DOCTOR)
         first = self._leader.commands[DOCTOR]
         self._wait(
-            lambda: self._facts is not None or first.status is not None or self._any_closed(),
+            lambda: (
+                self._facts is not None
+                or first.status is not None
+                or any(one.closed is not None for one in self._remotes.values())
+            ),
             EXAMINE_S,
         )
         for name in self._remotes:
@@ -150,18 +154,16 @@ class Launcher:
                 self._start_command(name, DOCTOR, self._facts or '{"facts": {}}')
 
         def over() -> bool:
-            done = all(self._examined(one) for one in self._remotes.values())
+            done = all(one.ready or one.failed for one in self._remotes.values())
             if not done:
-                self._name({name: _failure(one) for name, one in self._remotes.items()})
+                self._name({name: one.failed for name, one in self._remotes.items()})
             return done
 
         self._wait(over, EXAMINE_S)
         late = f"`speedo doctor` did not end within {EXAMINE_S:.0f} s; run it there"
-        problems = {
-            name: _failure(one) if self._examined(one) else late
-            for name, one in self._remotes.items()
-        }
-        self._refuse({name: problem for name, problem in problems.items() if problem})
+        self._refuse(
+            {name: one.failed or late for name, one in self._remotes.items() if not one.ready}
+        )
 
     def _name(self, problems: Mapping[str, str]) -> None:
         """Say which hosts have failed where the others take long: they may fail, too, and are waited for."""
@@ -172,12 +174,6 @@ class Launcher:
                 self._named.add(name)
                 first = problem.splitlines()[0]
                 self._picture.note(f"{name}: {first}; waiting for what the other hosts say")
-
-    def _any_closed(self) -> bool:
-        return any(one.closed is not None for one in self._remotes.values())
-
-    def _examined(self, remote: Remote) -> bool:
-        return remote.closed is not None or remote.commands[DOCTOR].status is not None
 
     def _refuse(self, problems: Mapping[str, str]) -> None:
         if problems:
@@ -293,13 +289,3 @@ class Launcher:
         else:
             told = role != MASTER and not self._ending
             self._picture.state(name, f"{role} {command.end}", told=told)
-
-
-def _failure(remote: Remote) -> str:
-    """Why a host that was examined cannot take part, a line each; empty if it can, or is not examined yet."""
-    command = remote.commands[DOCTOR]
-    if command.status:
-        return "\n".join(failures(command))
-    if remote.closed is not None and command.status is None:
-        return f"the connection was lost while it was examined: {remote.closed}"
-    return ""

@@ -165,7 +165,7 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
         for number in range(INPUTS):
             if number % 20 == 0:  # a new host
                 shown_host = remote()
-                group.failed, group.ready, group.remote = "", False, remote()
+                group.remote = remote()
                 held._hosts.remotes["node1"] = group.remote
             values = foreign.random.choice(EVENTS)
             if foreign.random.random() < 0.5:
