@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import queue
 import threading
 import time
 from collections import deque
@@ -21,9 +20,9 @@ import psutil
 from speedo.actors.token import TOKEN_VARIABLE, new_token
 from speedo.launch.cluster import Access, is_here
 from speedo.launch.commands import DOCTOR, SERVER, WORKER
-from speedo.launch.connection import WAITING, Connection, Happened, signal_name
+from speedo.launch.connection import Connection, signal_name
 from speedo.launch.host_files import HostFiles
-from speedo.launch.protocol import BEAT_S, EventError
+from speedo.launch.protocol import EventError
 from speedo.system.foreign_text import clean_text
 from speedo.version import VERSION
 
@@ -174,10 +173,10 @@ def failures(command: Command) -> list[str]:
 
 
 class Hosts:
-    """All hosts of a cluster, by the keys of their connections; a thread hears them and shows them that we are here.
+    """All hosts of a cluster, by the keys of their connections.
 
-    `told` gets each event of a host once it is taken, from that thread; it may raise `EventError` for one that does not
-    fit, which ends that host. What else the thread fails by ends all hosts, and `wait` raises it.
+    `told` gets each event of a host once it is taken, from a thread that holds `changed`; it may raise `EventError` for
+    one that does not fit, which ends that host. Any other error ends all hosts, and `wait` raises it.
     """
 
     def __init__(
@@ -185,22 +184,17 @@ class Hosts:
     ) -> None:
         self.token = new_token()
         self.remotes: dict[str, Remote] = {}
-        self._told, self._ssh_config = told, ssh_config
-        self._events: queue.Queue[Happened] = queue.Queue(WAITING)
         self.changed = threading.Condition()
-        self._broken: Exception | None = None  # what has ended the thread
-        self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="hosts", daemon=True)
+        self._told, self._ssh_config = told, ssh_config
+        self._broken: Exception | None = None
 
     def connect(
         self, name: str, access: Access, environment: Mapping[str, str], key: str | None = None
     ) -> Remote:
         """Begin to connect to a host. Its commands get `environment` and the token."""
         with self.changed:
-            connection = Connection(name, access, self._ssh_config, self._events, key)
+            connection = Connection(name, access, self._ssh_config, self.take, key)
             remote = self.remotes[connection.key] = Remote(connection, environment)
-        if self._thread.ident is None:
-            self._thread.start()
         return remote
 
     def start(
@@ -235,7 +229,7 @@ class Hosts:
         return done
 
     def check(self) -> None:
-        """Raise the error that has ended the thread: a bug, or no memory."""
+        """Raise the error that has ended the hosts: a bug, or no memory."""
         if self._broken is not None:
             raise self._broken
 
@@ -279,7 +273,7 @@ class Hosts:
             with self.changed:
                 remote.hello = remote.closed = None
                 remote.connection = Connection(
-                    old.name, old.access, self._ssh_config, self._events, old.key
+                    old.name, old.access, self._ssh_config, self.take, old.key
                 )
             for role, command in remote.commands.items():
                 if not command.filed:
@@ -290,60 +284,35 @@ class Hosts:
 
     def close(self, seconds: float, *, hard: bool = False) -> None:
         """Every command on every host ends, with `hard` at once; then every ssh. May be called again."""
-        if self._closed:
-            return
-        remotes = list(self.remotes.values())
+        there = [one for one in self.remotes.values() if one.closed is None]
         try:
-            for remote in remotes:
+            for remote in there:
                 if hard:
                     remote.connection.send(hard=True)
                 remote.connection.close()
             if self._broken is None:
-                self.wait(lambda: all(one.closed is not None for one in remotes), seconds)
+                self.wait(lambda: all(one.closed is not None for one in there), seconds)
         finally:
-            self._closed = True
-            for remote in remotes:
+            for remote in there:
                 if remote.closed is None:
                     remote.connection.kill()
-            if self._thread.ident is not None:
-                self._thread.join(BEAT_S)
 
-    # ---------------------------------------------------------------- the thread
+    # ---------------------------------------------------------------- events
 
-    def _serve(self) -> None:
-        """Hear the hosts until the end; whatever else ends this ends them, too."""
-        try:
-            self._hear()
-        except Exception as error:
-            with self.changed:
-                self._broken = error
-                for remote in self.remotes.values():
-                    remote.connection.kill()
-                self.changed.notify_all()
-
-    def _hear(self) -> None:
-        next_beat = 0.0
-        while not self._closed:
-            if (now := time.monotonic()) >= next_beat:
-                next_beat = now + BEAT_S
-                for remote in list(self.remotes.values()):
-                    if remote.closed is None:
-                        remote.connection.send(beat=True)
-            try:
-                happened = self._events.get(timeout=LOOK_S)
-            except queue.Empty:
-                continue
-            with self.changed:
-                self.take(self.remotes[happened.host], happened.values)
-                self.changed.notify_all()
-
-    def take(self, remote: Remote, values: Mapping[str, Any]) -> None:
+    def take(self, key: str, values: Mapping[str, Any]) -> None:
         """Take what a host has sent; what does not fit to what was started there ends its connection."""
-        try:
-            _take(remote, values)
-            self._told(remote, values)
-        except EventError as error:
-            remote.connection.reject(str(error))
+        with self.changed:
+            remote = self.remotes[key]
+            try:
+                _take(remote, values)
+                self._told(remote, values)
+            except EventError as error:
+                remote.connection.reject(str(error))
+            except Exception as error:
+                self._broken = error
+                for one in self.remotes.values():
+                    one.connection.kill()
+            self.changed.notify_all()
 
 
 def _take(remote: Remote, values: Mapping[str, Any]) -> None:

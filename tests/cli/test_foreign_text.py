@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from speedo.cli.main import main
 from speedo.cli.say import say
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan
-from speedo.launch.connection import Connection, Happened
+from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts, _Group
 from speedo.launch.hosts import Command, Remote, failures, greeting_problem
 from speedo.launch.launcher import Launcher
@@ -43,7 +42,6 @@ from speedo.watch.live.terminal import one_line, view
 from speedo.watch.report.run_history import RunHistory, _Reader
 from speedo.watch.status import StatusBoard, WorkerStatus
 from speedo.watch.status_text import lines_of
-from tests.support.commands import how_loaded
 from tests.support.foreign import INPUTS, Foreign, is_clean
 from tests.watch.test_history import status
 
@@ -150,7 +148,7 @@ def test_the_name_of_a_file_steers_no_terminal_and_is_no_line_of_ours(
 
 
 def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
-    """Both ways to run on hosts take every event; the thread of `speedo.Cluster` is alive at the end."""
+    """Both ways to run on hosts take every event."""
     foreign, shown = Foreign(2), io.StringIO()
     plan = Plan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
     picture = Picture(Console(file=shown, width=200, color_system=None))
@@ -159,12 +157,11 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
     held = HeldHosts(cluster_of("node1", {}), None, None)
     group = _Group("node1", "node1", (0,), None, None)
     held._groups["node1"] = group
-    held._hosts._thread.start()
     taken = 0
     try:
         for number in range(INPUTS):
             if number % 20 == 0:  # a new host
-                shown_host = remote()
+                launcher._remotes["node1"] = shown_host = remote()
                 group.remote = remote()
                 held._hosts.remotes["node1"] = group.remote
             values = foreign.random.choice(EVENTS)
@@ -178,16 +175,13 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
             if found is None:
                 continue
             taken += 1
-            launcher._hosts.take(shown_host, found)
-            held._hosts._events.put(Happened("node1", found))
+            launcher._hosts.take("node1", found)
+            held._hosts.take("node1", found)
             told = failures(shown_host.commands["doctor"])
             for text in (greeting_problem(shown_host, "3.11"), *told):
                 assert is_clean(text), line
-        deadline = time.monotonic() + 120 * how_loaded()
-        while not held._hosts._events.empty() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        held._hosts.check()
-        assert held._hosts._thread.is_alive()
+            launcher._hosts.check()
+            held._hosts.check()
     finally:
         held._hosts.remotes.clear()
         held.close()

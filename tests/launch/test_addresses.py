@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import sys
 import time
@@ -65,7 +64,7 @@ def test_the_address_of_sshs_own_connection_is_found(monkeypatch: pytest.MonkeyP
         port = server.getsockname()[1]
         code = f"import socket, sys; c = socket.create_connection(('127.0.0.1', {port})); sys.stdin.read()"
         monkeypatch.setattr(connection, "host_command", lambda *_: [sys.executable, "-c", code])
-        made = Connection("node1", Access(), None, queue.Queue())
+        made = Connection("node1", Access(), None, lambda key, values: None)
         try:
             server.settimeout(30)
             peer, (address, _) = server.accept()

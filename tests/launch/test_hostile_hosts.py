@@ -15,7 +15,7 @@ import speedo
 from speedo.launch import connection, held_ray
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan
-from speedo.launch.connection import Connection, Happened
+from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.held_ray import HeldRay
 from speedo.launch.hosts import Command, Remote, failures
@@ -97,7 +97,7 @@ def test_a_malformed_event_ends_its_host_and_no_other(hosts: dict[str, list[str]
     assert time.monotonic() - began < 10
 
 
-def test_what_ends_the_thread_ends_the_run(
+def test_what_fails_in_a_thread_ends_the_run(
     hosts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: HeldHosts, remote: object, values: Mapping[str, Any]) -> None:
@@ -132,7 +132,8 @@ def test_an_event_of_a_command_that_was_not_started_ends_its_host(event: dict[st
     plan = Plan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
     made = Launcher(plan, Picture(ErrorConsole()), print)
     made._picture.host("node1", "1 worker")
-    made._hosts.take(Remote(Ended(), hello=HELLO["hello"]), event)  # type: ignore[arg-type]
+    made._remotes["node1"] = Remote(Ended(), hello=HELLO["hello"])  # type: ignore[arg-type]
+    made._hosts.take("node1", event)
     assert len(rejected) == 1
 
 
@@ -179,9 +180,9 @@ def test_the_reader_of_a_host_survives_whatever_its_events_raise(
         raise MemoryError
 
     monkeypatch.setattr(connection, "read_event", fail)
-    events: queue.Queue[Happened] = queue.Queue()
-    Connection("node1", Access(), None, events)
-    assert "what it sends cannot be read: MemoryError()" in events.get(timeout=20).values["why"]
+    events: queue.Queue[Mapping[str, Any]] = queue.Queue()
+    Connection("node1", Access(), None, lambda _, values: events.put(values))
+    assert "what it sends cannot be read: MemoryError()" in events.get(timeout=20)["why"]
 
 
 def test_a_process_that_ends_instead_of_holding_places_is_a_failure(

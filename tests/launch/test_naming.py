@@ -35,7 +35,7 @@ class Hosts:
             self._tell(name, {"hello": hello})
 
     def _tell(self, name: str, values: dict[str, Any]) -> None:
-        self._hosts.take(self._hosts.remotes[name], values)
+        self._hosts.take(name, values)
 
     def examine(self, name: str) -> None:
         seconds, problem = self._says[name]
