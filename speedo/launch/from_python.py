@@ -12,7 +12,8 @@ from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, ConfigError
 from speedo.launch.cluster import Access
 from speedo.launch.held_hosts import HeldHosts
-from speedo.launch.places import READY_S, Device, Needs, Places, Report, checked_count
+from speedo.launch.held_ray import HeldRay
+from speedo.launch.places import READY_S, Device, Needs, Report, checked_count
 from speedo.launch.read_cluster import cluster_of, read_cluster
 from speedo.run.remote_inputs import fetch_run
 from speedo.run.result import RunResult
@@ -70,10 +71,8 @@ class Cluster:
         if problems:
             raise ConfigError(problems)
         self._closed = False
-        self._places: Places
+        self._places: HeldHosts | HeldRay
         if ray is not None:
-            from speedo.launch.held_ray import HeldRay
-
             self._places = HeldRay(ray)
             return
         found = None

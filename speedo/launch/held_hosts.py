@@ -7,7 +7,6 @@ runs the host's end of it waits; when this process ends, however it ends, the ho
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from speedo.launch.places import Worker as ReadyWorker
 from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, make_config
 from speedo.run.result import RunResult
 from speedo.study.doctor import require_for
-from speedo.system.private_folders import make_private_folder
 from speedo.watch.console import Quiet
 from speedo.watch.status import Status
 
@@ -84,6 +82,7 @@ class HeldHosts:
     # ---------------------------------------------------------------- before a run
 
     def launch(self, count: int, needs: Needs) -> None:
+        """Begin to make so many workers ready. Raises `ConfigError` for what this kind of cluster cannot do."""
         if problems := needs.problems_on_hosts():
             raise ConfigError(problems)
         self._hosts.check()
@@ -100,6 +99,7 @@ class HeldHosts:
                 self._add(name, some, needs)
 
     def report(self, timeout_s: float) -> Report:
+        """What is known once each worker is ready or has failed, or after so many seconds."""
         self._hosts.wait(
             lambda: all(one.remote.ready or one.remote.failed for one in self._groups.values()),
             timeout_s,
@@ -159,6 +159,7 @@ class HeldHosts:
     # ---------------------------------------------------------------- a run
 
     def run(self, options: Mapping[str, Any], workers: int) -> RunResult:
+        """Train with so many of the workers that are ready. Raises `SpeedoError`."""
         from speedo.actors.launch import serve_master
 
         chosen = self._chosen(workers)
@@ -180,14 +181,9 @@ class HeldHosts:
         if config.serves:
             chosen.update({one: 0 for one in self._alive if not one.ids and one.remote.ready})
         commands = RunCommands(self._hosts, chosen, f"{config.host}:{config.port}")
-        folder = make_private_folder("speedo-token-")
         try:
-            token = folder / "token"
-            token.touch(0o600)
-            token.write_text(self._hosts.token)
-            result = serve_master(config, commands, token)
+            result = serve_master(config, commands, None, self._hosts.token)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
             problems = commands.end()
         return replace(result, problems=(*result.problems, *problems))
 

@@ -86,12 +86,6 @@ class Remote:
                 f"it sent an event of a command that does not run there ({name})"
             ) from None
 
-    def greet(self, hello: Mapping[str, Any]) -> None:
-        """Take its greeting. Raises `EventError` for a second one."""
-        if self.hello is not None:
-            raise EventError("it greeted twice")
-        self.hello = hello
-
     @property
     def ended(self) -> bool:
         """Whether every command there has told its end."""
@@ -317,7 +311,9 @@ class Hosts:
 
 def _take(remote: Remote, values: Mapping[str, Any]) -> None:
     if "hello" in values:
-        remote.greet(values["hello"])
+        if remote.hello is not None:
+            raise EventError("it greeted twice")
+        remote.hello = values["hello"]
     elif "line" in values:
         command = remote.command(values["of"])
         if remote.files is not None:
