@@ -53,6 +53,7 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
+from speedo.system.files import last_bytes
 from speedo.system.private_folders import make_private_folder
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
@@ -317,10 +318,5 @@ class ScriptActor:
 
 
 def _last_line(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LAST_LINE))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
+    lines = last_bytes(log, LAST_LINE).decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -7,14 +7,13 @@ runs the host's end of it waits; when this process ends, however it ends, the ho
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.actors.ray_node.ports import is_loopback, resolved
+from speedo.actors.ray_node.ports import free_port, is_loopback, resolved
 from speedo.errors import ClusterError, ConfigError, MachineError
 from speedo.launch.cluster import Cluster, WorkerHost, is_here, variables
 from speedo.launch.commands import DOCTOR, SERVER, WORKER, core_words, host_words
@@ -175,7 +174,7 @@ class HeldHosts:
             given["host"] = self._address(list(chosen))
         if given["port"] is None:
             alone = is_loopback(resolved(str(given["host"])))
-            given["port"] = _free_port() if alone else DEFAULT_PORT
+            given["port"] = free_port(LOOPBACK) if alone else DEFAULT_PORT
         config = make_config(given)
         require_for(config)
         if config.serves:
@@ -273,9 +272,3 @@ def _problem(remote: Remote, timeout_s: float) -> str:
     doing = "has not answered" if remote.hello is None else "is still being examined"
     late = f"it {doing} after {timeout_s:g} s; it may become ready later"
     return remote.failed.replace("\n", "; ") or late
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

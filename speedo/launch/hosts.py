@@ -249,7 +249,8 @@ class Hosts:
             self.wait(left, end_s)
         missing = self._fetch([one for one in remotes if one.closed is not None and one.files])
         for remote in remotes:
-            files, remote.files = remote.files, None
+            with self.changed:
+                files, remote.files = remote.files, None
             if files is not None:
                 files.text("ssh.log", remote.connection.errors)
                 if files.problem:
