@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from speedo.actors.signals import stop_signals
+from speedo.actors.signals import end_as, stop_signals
 from speedo.errors import ClusterError, ConfigError, MachineError, SpeedoError
 from speedo.launch.cluster import is_here, variables
 from speedo.launch.commands import (
@@ -37,7 +37,6 @@ END_S: Final = 75.0  # for commands that were told to end; the hosts force it be
 HARD_END_S: Final = 8.0
 _HOW_TO_JOIN: Final = re.compile(r"; on each node,.*")  # which is done already
 _SIGNALS: Final = {"Ctrl-C": "SIGINT", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
-_STATUS: Final = {"SIGTERM": 143, "SIGHUP": 129}
 
 
 class Launcher:
@@ -185,9 +184,7 @@ class Launcher:
         """Return when it holds, or after so many seconds; a signal ends the launch."""
         self._hosts.wait(until, seconds, self._stopped)
         if self._stopped:
-            if self._stopped[0] == "Ctrl-C":
-                raise KeyboardInterrupt
-            raise SystemExit(_STATUS[self._stopped[0]])
+            end_as(self._stopped[0])
 
     # ---------------------------------------------------------------- training
 
