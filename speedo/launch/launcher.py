@@ -100,21 +100,9 @@ class Launcher:
 
     def _greet(self) -> None:
         """Every host has answered, with our version."""
-        remotes = self._remotes.values()
-
-        def over() -> bool:
-            done = all(one.hello or one.closed is not None for one in remotes)
-            if not done:
-                self._name({name: one.closed or "" for name, one in self._remotes.items()})
-            return done
-
-        self._wait(over, SILENT_S)
+        self._wait_for_all(lambda one: bool(one.hello or one.failed), SILENT_S)
         python = (self._leader.hello or {}).get("python")
-        problems = {}
-        for name, remote in self._remotes.items():
-            if problem := greeting_problem(remote, python):
-                problems[name] = problem
-        self._refuse(problems)
+        self._refuse({name: greeting_problem(one, python) for name, one in self._remotes.items()})
         self._address = self._master_address()
 
     def _master_address(self) -> str:
@@ -152,33 +140,33 @@ class Launcher:
             if name != leader:
                 self._start_command(name, DOCTOR, self._facts or '{"facts": {}}')
 
-        def over() -> bool:
-            done = all(one.ready or one.failed for one in self._remotes.values())
-            if not done:
-                self._name({name: one.failed for name, one in self._remotes.items()})
-            return done
-
-        self._wait(over, EXAMINE_S)
+        self._wait_for_all(lambda one: bool(one.ready or one.failed), EXAMINE_S)
         late = f"`speedo doctor` did not end within {EXAMINE_S:.0f} s; run it there"
         self._refuse(
             {name: one.failed or late for name, one in self._remotes.items() if not one.ready}
         )
 
-    def _name(self, problems: Mapping[str, str]) -> None:
-        """Say which hosts have failed where the others take long: they may fail, too, and are waited for."""
-        if time.monotonic() - self._start < NAMED_S:
-            return
-        for name, problem in problems.items():
-            if problem and name not in self._named:
-                self._named.add(name)
-                first = problem.splitlines()[0]
-                self._picture.note(f"{name}: {first}; waiting for what the other hosts say")
-
     def _refuse(self, problems: Mapping[str, str]) -> None:
-        if problems:
-            raise MachineError(
-                f"{name}: {line}" for name, text in problems.items() for line in text.splitlines()
-            )
+        """Raises `MachineError` with each line of them, if there is one."""
+        found = [f"{name}: {line}" for name, text in problems.items() for line in text.splitlines()]
+        if found:
+            raise MachineError(found)
+
+    def _wait_for_all(self, done: Callable[[Remote], bool], seconds: float) -> None:
+        """Wait until it holds of every host. If that takes long, those that have failed are named meanwhile."""
+
+        def over() -> bool:
+            if all(map(done, self._remotes.values())):
+                return True
+            if time.monotonic() - self._start > NAMED_S:
+                for name, remote in self._remotes.items():
+                    if remote.failed and name not in self._named:
+                        self._named.add(name)
+                        first = remote.failed.splitlines()[0]
+                        self._picture.note(f"{name}: {first}; waiting for what the other hosts say")
+            return False
+
+        self._wait(over, seconds)
 
     def _wait(self, until: Callable[[], bool], seconds: float) -> None:
         """Return when it holds, or after so many seconds; a signal ends the launch."""
@@ -228,8 +216,7 @@ class Launcher:
                     f"there: continue with --resume {plan.there_dir}"
                 )
             if not self._began and not told:  # the master would wait for them in vain
-                failed = {name: one.failure for name, one in self._remotes.items()}
-                self._refuse({name: why for name, why in failed.items() if why})
+                self._refuse({name: one.failure for name, one in self._remotes.items()})
         assert master.status is not None
         return master.status if master.status >= 0 else 128 - master.status
 
