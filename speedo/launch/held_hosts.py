@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +38,14 @@ LOOPBACK: Final = "127.0.0.1"
 class _Group:
     """The workers that one call launched on one host, of which `entry` tells; without workers the host only serves."""
 
-    host: str
-    key: str
+    remote: Remote
     ids: tuple[int, ...]
     entry: WorkerHost | None
     device: str | None
-    remote: Remote = field(init=False)
+
+    @property
+    def host(self) -> str:
+        return self.remote.connection.name
 
     @property
     def role(self) -> str:
@@ -152,8 +154,8 @@ class HeldHosts:
             if needs.cpus is not None:
                 own["threads"] = str(int(needs.cpus))
             entry = entry.model_copy(update=own)
-        group = self._groups[key] = _Group(name, key, ids, entry, needs.device)
-        group.remote = self._hosts.connect(name, self._ways[name], self._environments[name], key)
+        remote = self._hosts.connect(name, self._ways[name], self._environments[name], key)
+        self._groups[key] = _Group(remote, ids, entry, needs.device)
 
     # ---------------------------------------------------------------- a run
 
@@ -238,7 +240,7 @@ class RunCommands(Quiet):
     def begin(self, run_dir: Path) -> None:
         self._begun = True
         for group, count in self._chosen.items():
-            group.remote.files = HostFiles(run_dir, group.key)
+            group.remote.files = HostFiles(run_dir, group.remote.connection.key)
             entry = group.entry
             if entry is not None:
                 own = {"workers": count, "cores": entry.cores[:count]}

@@ -155,7 +155,7 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
     picture.host("node1", "1 worker")
     launcher = Launcher(plan, picture, lambda line: None)
     held = HeldHosts(cluster_of("node1", {}), None, None)
-    group = _Group("node1", "node1", (0,), None, None)
+    group = _Group(remote(), (0,), None, None)
     held._groups["node1"] = group
     taken = 0
     try:
