@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.engines.native_failures import fatal_line, signal_hint
+from speedo.system.files import last_bytes
 
 SILENT: Final = f"died without a message, as after SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000
@@ -28,13 +29,7 @@ _CAUGHT: Final = re.compile(r"^Fatal Python error: (.+)$|^\*\*\* (SIG\w+) receiv
 
 def cause_in(log: Path, begin: int = 0) -> str | None:
     """Caffe's FATAL line, or the signal that was caught, in what the log holds from byte `begin` on."""
-    try:
-        with log.open("rb") as file:
-            end = file.seek(0, 2)
-            file.seek(max(begin, end - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return None
+    text = last_bytes(log, _TAIL_BYTES, begin).decode("utf-8", "replace")
     fatal = fatal_line(text)
     if fatal is not None:
         return fatal

@@ -11,7 +11,6 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from speedo.actors.host_orders import End, Orders
 from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
@@ -27,6 +26,32 @@ SILENT_S: Final = (
     30.0  # a host that was not heard of for this long is left out where workers are spread
 )
 REBUILD_S: Final = 120.0  # for the turn under way to end, and again for an engine to be built
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A worker whose process its host must end; with `for_good` it is not restarted."""
+
+    worker: int
+    incarnation: int
+    reason: str
+    for_good: bool
+
+    def is_of(self, place: Assignment) -> bool:
+        return (self.worker, self.incarnation) == (place.worker, place.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a host must do: run `count` workers, end those in `end`, and record the new places in `moved`.
+
+    `round` counts the requests for a number of workers: each request also restarts workers that were given up.
+    """
+
+    count: int
+    round: int
+    end: tuple[End, ...]
+    moved: tuple[Assignment, ...]
 
 
 @dataclass(slots=True)

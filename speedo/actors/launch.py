@@ -94,9 +94,14 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         return servers.kept_elsewhere(result)
 
 
-def serve_master(config: RunConfig, watch: Watch, token_file: Path | None) -> RunResult:
-    """Wait for workers on other nodes, train with them, and release them. Raises `SpeedoError`."""
-    token = load_token(token_file, create=True)
+def serve_master(
+    config: RunConfig, watch: Watch, token_file: Path | None, token: str = ""
+) -> RunResult:
+    """Wait for workers on other nodes, train with them, and release them. Raises `SpeedoError`.
+
+    The token is that of the file, or usual place, unless it is given.
+    """
+    token = token or load_token(token_file, create=True)
     require_free_port(resolved(config.host), config.port)
     with ExitStack() as stack:
         head = session.head(token, config.host, config.port, watch.note)

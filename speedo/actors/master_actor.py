@@ -13,14 +13,13 @@ from typing import Any
 
 import ray
 
-from speedo.actors.host_manager import HostManager
-from speedo.actors.host_orders import Orders
+from speedo.actors.host_manager import HostManager, Orders
 from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.spawn import spawn
 from speedo.actors.ray_servers import RayServers
-from speedo.actors.script_questions import Question, ScriptQuestions
-from speedo.actors.server_orders import ServerOrder
+from speedo.actors.script_questions import ScriptQuestions
+from speedo.actors.server_actor import ServerOrder
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
@@ -43,7 +42,7 @@ from speedo.run.result import RunResult
 from speedo.run.run_facts import run_facts
 from speedo.run.run_parts import run_parts
 from speedo.run.script_job import ScriptJob
-from speedo.run.script_link import ToScript
+from speedo.run.script_link import Question, ToScript
 from speedo.run.script_resume import read_former_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings

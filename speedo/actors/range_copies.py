@@ -1,7 +1,7 @@
 """A range that a server lost with its store, out of the memory of a host: the newest that any of the hosts has.
 
 Every host says once a second which versions it has. The one with the newest is ordered to write its copy into the store
-of the new server, as a user who may write nothing else (`speedo.actors.copy_carrier`).
+of the new server, as a user who may write nothing else.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from speedo.errors import PayloadError, StoreError
+import ray
+from ray.exceptions import RayError
+
+from speedo.errors import PayloadError, SpeedoError, StoreError
+from speedo.exchange.channel import first_line
 from speedo.exchange.codecs import make_codec
 from speedo.exchange.host_centers import RangeCopy
 from speedo.exchange.ranges import Range
 from speedo.exchange.transfer import fetch_vector
 from speedo.master.slots import ServerAddress
 from speedo.messages import Kind
+from speedo.run.host_memory import HostCopies
+from speedo.run.open_store import server_store
+from speedo.run.settings import RunSettings
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.redis.users import Access
@@ -30,6 +37,9 @@ TELL_S: Final = (
 )
 BRING_S: Final = 15.0  # for one of them to write its copy
 TRIES: Final = 2  # hosts
+SAY_S: Final = 1.0  # how often a host says what it has
+SOON_S: Final = 0.1
+ANSWER_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +140,46 @@ class RangeCopies:
             place.access.dismiss_host(number)
             with suppress(StoreError):
                 place.store.delete(key)
+
+
+class CopyCarrier:
+    """Belongs to the host of this name; its thread waits for nothing else that a host does."""
+
+    def __init__(self, master: Any, settings: RunSettings, name: str) -> None:
+        self._master, self._settings, self._name = master, settings, name
+        self._copies = HostCopies(settings.keyspace, settings.host_memory)
+        self._brought = 0  # number of the last order
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._carry, name="range-copies", daemon=True)
+
+    def start(self) -> None:
+        """Begin, where this host has such memory."""
+        if self._settings.host_memory:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Say and bring no more; what is under way ends by itself."""
+        self._stopping.set()
+
+    def _carry(self) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            pause = SAY_S
+            try:
+                asked = self._master.tell_copies.remote(self._name, self._copies.newest())
+                order, soon = ray.get(asked, timeout=ANSWER_S)
+                if order is not None and order.number != self._brought:
+                    self._bring(order)
+            except (RayError, SpeedoError, OSError):
+                continue  # a master that is gone: others notice, and stop us
+            pause = SOON_S if soon else SAY_S
+
+    def _bring(self, order: Bring) -> None:
+        self._brought, problem = order.number, ""
+        settings = replace(self._settings, timeout_s=BRING_S / 2)
+        try:
+            with closing(server_store(order.address, settings)) as store:
+                self._copies.copy_to(store, order.start, order.version)
+        except (SpeedoError, OSError) as error:
+            problem = first_line(error)
+        ray.get(self._master.range_brought.remote(order.number, problem), timeout=ANSWER_S)

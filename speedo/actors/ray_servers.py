@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -13,8 +13,8 @@ import ray
 from ray.exceptions import RayError
 
 from speedo.actors.range_copies import Place, RangeCopies
+from speedo.actors.server_actor import ServerOrder
 from speedo.actors.server_calls import Asked, Found, ServerCalls
-from speedo.actors.server_orders import ServerOrder, places_of
 from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
 from speedo.exchange.host_centers import RangeCopy
@@ -402,3 +402,13 @@ class RayServers:
             server = self._servers[index]
             if server.handle is not None:
                 server.state = f"waiting: {problem}" if problem else "serving"
+
+
+def places_of(wanted: str, hosts: Mapping[str, int]) -> list[str]:
+    """The host of each server. `hosts`: their workers, in the order in which they joined; `wanted`: a number, or auto.
+
+    Hosts without workers come first: they are here to serve. With more servers than hosts it goes around again.
+    """
+    order = sorted(hosts, key=lambda name: hosts[name] > 0)
+    count = len(order) if wanted == "auto" else int(wanted)
+    return [order[index % len(order)] for index in range(count)]

@@ -18,13 +18,11 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from speedo.actors.ray_node.session import users_environment
-from speedo.actors.script_questions import Question
 from speedo.actors.worker_actor import Ready
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
 from speedo.exchange.channel import first_line
 from speedo.exchange.channel_relay import ChannelRelay
-from speedo.exchange.lease import DealRequest, LeaseRequest, NotDealt
 from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import RunsAt, SaveState, StateSaved, Tested, Train
@@ -36,16 +34,12 @@ from speedo.run.script_link import (
     Failed,
     FromScript,
     Hello,
-    Meet,
-    Missing,
+    Question,
     Raised,
     RunOver,
     Serve,
     Start,
     StopRun,
-    TestLease,
-    TestPart,
-    TestPoint,
     ToScript,
     address_in,
 )
@@ -53,6 +47,7 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
+from speedo.system.files import last_bytes
 from speedo.system.private_folders import make_private_folder
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
@@ -268,17 +263,6 @@ class ScriptActor:
         match message:
             case Hello():
                 self._hello.put(message)
-            case (
-                LeaseRequest()
-                | DealRequest()
-                | NotDealt()
-                | TestPoint()
-                | TestLease()
-                | TestPart()
-                | Meet()
-                | Missing()
-            ):
-                threading.Thread(target=self._ask, args=(message,), daemon=True).start()
             case Tested():
                 self._master.ask.remote(self._place, message)
             case StateSaved():
@@ -298,6 +282,8 @@ class ScriptActor:
                 import ray
 
                 ray.get(self._master.stop.remote(f"stopped by {cause}"))
+            case question:
+                threading.Thread(target=self._ask, args=(question,), daemon=True).start()
 
     def _ask(self, question: Question) -> None:
         import ray
@@ -317,10 +303,5 @@ class ScriptActor:
 
 
 def _last_line(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LAST_LINE))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
+    lines = last_bytes(log, LAST_LINE).decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

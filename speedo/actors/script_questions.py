@@ -15,23 +15,12 @@ from speedo.run.script_link import (
     Meet,
     Met,
     Missing,
+    Question,
     TestLease,
     TestPart,
     TestPoint,
     TestTurn,
     ToScript,
-)
-
-Question = (
-    LeaseRequest
-    | DealRequest
-    | NotDealt
-    | TestPoint
-    | TestLease
-    | TestPart
-    | Tested
-    | Meet
-    | Missing
 )
 
 

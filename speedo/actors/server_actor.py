@@ -7,13 +7,15 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from speedo.actors.server_orders import ServerOrder
 from speedo.engines.native_failures import capture_stderr
+from speedo.engines.solver_update import Recipe
 from speedo.errors import SpeedoError
+from speedo.exchange.ranges import Range
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Answer, Request, ServerLost
 from speedo.master.slots import ServerAddress
@@ -21,6 +23,19 @@ from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
 from speedo.sgd_modes.foreign import look_in, rule_at
 from speedo.system import failpoints
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOrder:
+    """Have server `index` run here, for this range. A higher `incarnation` is for a new process.
+
+    `solver` is there if servers apply its update.
+    """
+
+    index: int
+    incarnation: int
+    range: Range
+    solver: Recipe | None = None
 
 
 class ServerActor:

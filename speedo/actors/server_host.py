@@ -13,10 +13,9 @@ import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from speedo.actors.copy_carrier import CopyCarrier
+from speedo.actors.range_copies import CopyCarrier
 from speedo.actors.ray_node.spawn import spawn
-from speedo.actors.server_actor import ServerActor
-from speedo.actors.server_orders import ServerOrder
+from speedo.actors.server_actor import ServerActor, ServerOrder
 from speedo.actors.worker_process import started
 from speedo.errors import SpeedoError
 from speedo.exchange.channel import first_line

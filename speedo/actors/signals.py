@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NoReturn
 
 _NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 _SAME_WISH_S: Final = (
@@ -22,6 +22,13 @@ def ask_to_stop(cause: str = "") -> None:
     if cause:
         _causes.append(cause)
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def end_as(name: str) -> NoReturn:
+    """End this command as the signal would have that `stop_signals` received under this name."""
+    if name == "Ctrl-C":
+        raise KeyboardInterrupt
+    raise SystemExit(128 + signal.Signals[name])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from speedo.actors.host_orders import Orders
+from speedo.actors.host_manager import Orders
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import WorkerProcess, warm
 from speedo.engines.solver.holding import Holding, holding_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from speedo.launch.cluster import Cluster, is_here
+from speedo.launch.cluster import Cluster, WorkerHost, is_here
 from speedo.launch.ssh import host_command
 from speedo.run.config.run_config import DEFAULT_PORT
 from speedo.run_dir.directory import CONFIG, LOG, LOGS, METRICS, RESULT
@@ -82,9 +82,9 @@ def master_words(plan: Plan, address: str) -> list[str]:
 def worker_words(plan: Plan, name: str, address: str) -> list[str]:
     """`speedo worker` on this host."""
     entry = plan.cluster.trains(name)
-    bound = [word for cores in entry.cores for word in ("--cores", cores)] if entry else []
     script = ["--", *plan.command] if plan.command else []
-    return [WORKER, "--master", plan.address(address), *_host_words(plan, name), *bound, *script]
+    own = [*host_words(entry, plan.data_root), *core_words(entry)]
+    return [WORKER, "--master", plan.address(address), *own, *script]
 
 
 def server_words(plan: Plan, address: str) -> list[str]:
@@ -95,28 +95,34 @@ def server_words(plan: Plan, address: str) -> list[str]:
 def doctor_words(plan: Plan, name: str, address: str) -> list[str]:
     """`speedo doctor` on this host: as the master's, which tells its solver, or as one that gets it."""
     own = ["--own"] if plan.command else []
+    here = plan.cluster.trains(name)
     if name != plan.cluster.leader:
         words = [DOCTOR, "--json", "--facts-stdin", "--master", plan.address(address)]
-        return [*words, *own, *_host_words(plan, name)]
+        return [*words, *own, *host_words(here, plan.data_root)]
     words = [DOCTOR, "--json", "--facts", *([plan.solver] if plan.solver else []), *plan.doctor]
     words += own
-    here = plan.cluster.trains(name)
     words += ["--workers", str(here.workers if here is not None else 1), "--host", address]
     words += ["--port", str(plan.port or DEFAULT_PORT)]
     data_root = plan.data_root or (here.data_root if here is not None else None)
     return [*words, *(["--data-root", data_root] if data_root else [])]
 
 
-def _host_words(plan: Plan, name: str) -> list[str]:
-    entry = plan.cluster.trains(name)
-    data_root = (entry.data_root if entry is not None else None) or plan.data_root
-    words = ["--data-root", data_root] if data_root and entry is not None else []
-    if entry is not None:
-        words += ["--workers", str(entry.workers)]
-        words += ["--threads", entry.threads] if entry.threads else []
-        words += ["--bind", entry.bind] if entry.bind else []
-        words += ["--device", entry.device] if entry.device else []
+def host_words(entry: WorkerHost | None, data_root: str | None = None) -> list[str]:
+    """The options of `speedo worker` and `speedo doctor` that the cluster gives for a host; none without workers."""
+    if entry is None:
+        return []
+    data_root = entry.data_root or data_root
+    words = ["--data-root", data_root] if data_root else []
+    words += ["--workers", str(entry.workers)]
+    words += ["--threads", entry.threads] if entry.threads else []
+    words += ["--bind", entry.bind] if entry.bind else []
+    words += ["--device", entry.device] if entry.device else []
     return words
+
+
+def core_words(entry: WorkerHost | None) -> list[str]:
+    """Those of `speedo worker` alone: the cores of each worker."""
+    return [word for cores in (entry.cores if entry else ()) for word in ("--cores", cores)]
 
 
 def dry_run(plan: Plan) -> Iterator[str]:

@@ -8,21 +8,19 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
 import psutil
 
 from speedo.errors import MachineError
 from speedo.launch.cluster import Access, is_here
-from speedo.launch.protocol import MOST_LINE, EventError, order, read_event
+from speedo.launch.protocol import BEAT_S, MOST_LINE, EventError, order, read_event
 from speedo.launch.ssh import cause, host_command
 from speedo.system.foreign_text import clean_text
 
 KEPT_ERRORS: Final = 200
 MOST_ERROR: Final = 64 << 10  # bytes of a line
-WAITING: Final = 1000  # events that nobody has taken yet; a host that sends more waits
 
 
 def signal_name(number: int) -> str:
@@ -33,18 +31,10 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """Something on a host: the event that it sent, or `closed` with the cause."""
-
-    host: str
-    values: Mapping[str, Any]
-
-
 class Connection:
-    """A host whose events come into the queue; the last one is `closed`.
+    """A host whose events are told to `tell`, in a thread; the last one is `closed`, with the cause.
 
-    Its events are those of `key`, which tells several connections to one host apart.
+    They come with `key`, which tells several connections to one host apart. The host hears that we are here.
     """
 
     def __init__(
@@ -52,13 +42,13 @@ class Connection:
         name: str,
         access: Access,
         ssh_config: str | None,
-        events: queue.Queue[Happened],
+        tell: Callable[[str, Mapping[str, Any]], None],
         key: str | None = None,
     ) -> None:
         self.name, self.access, self.key = name, access, key or name
         self.greeted = False
         self.rejected = ""  # what was wrong with an event of its
-        self._events = events
+        self._tell = tell
         self.errors: list[str] = []
         self._orders: queue.Queue[bytes | None] = queue.Queue()
         # In a session of its own: Ctrl-C at the terminal is the launcher's to answer.
@@ -117,11 +107,17 @@ class Connection:
         pipe: IO[bytes] | None = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):
-            while (line := self._orders.get()) is not None:
+            while (line := self._next_order()) is not None:
                 pipe.write(line)
                 pipe.flush()
         with contextlib.suppress(OSError):
             pipe.close()
+
+    def _next_order(self) -> bytes | None:
+        try:
+            return self._orders.get(timeout=BEAT_S)
+        except queue.Empty:
+            return order(beat=True)
 
     def _read_errors(self) -> None:
         pipe = self._process.stderr
@@ -140,7 +136,7 @@ class Connection:
                 values = read_event(line)
                 if values is not None:
                     self.greeted = True
-                    self._events.put(Happened(self.key, values))
+                    self._tell(self.key, values)
         except EventError as error:
             self.reject(str(error))
         except Exception as error:  # nobody would hear of this host again
@@ -151,7 +147,7 @@ class Connection:
         why = cause(self.name, self.access, status, self.errors)
         if self.greeted:
             why = self.errors[-1] if self.errors else self._end(status)
-        self._events.put(Happened(self.key, {"closed": status, "why": self.rejected or why}))
+        self._tell(self.key, {"closed": status, "why": self.rejected or why})
 
     def _end(self, status: int) -> str:
         who = "SpeeDO's process here" if is_here(self.name) else "ssh"

@@ -12,7 +12,8 @@ from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, ConfigError
 from speedo.launch.cluster import Access
 from speedo.launch.held_hosts import HeldHosts
-from speedo.launch.places import Device, Needs, Places, Report, checked_count
+from speedo.launch.held_ray import HeldRay
+from speedo.launch.places import READY_S, Device, Needs, Report, checked_count
 from speedo.launch.read_cluster import cluster_of, read_cluster
 from speedo.run.remote_inputs import fetch_run
 from speedo.run.result import RunResult
@@ -70,10 +71,8 @@ class Cluster:
         if problems:
             raise ConfigError(problems)
         self._closed = False
-        self._places: Places
+        self._places: HeldHosts | HeldRay
         if ray is not None:
-            from speedo.launch.held_ray import HeldRay
-
             self._places = HeldRay(ray)
             return
         found = None
@@ -133,7 +132,16 @@ class Cluster:
             given["resume"] = fetch_run(uri, folder, lambda line: None)
         if solver is not None:
             given["solver"] = Path(solver)
-        return self._places.run(given, workers)
+        report = self._places.report(READY_S)
+        wanted = len(report.workers) if workers is None else checked_count("workers", workers)
+        if not report.workers:
+            raise ClusterError(f"no worker is ready: call launch_workers first{report.why}")
+        if wanted > len(report.workers):
+            raise ClusterError(
+                f"{wanted} workers were asked for, and {len(report.workers)} are ready: ask for fewer, or launch "
+                f"more{report.why}"
+            )
+        return self._places.run(given, wanted)
 
     def close(self) -> None:
         """End everything that runs for this cluster. May be called again."""

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import queue
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
-from speedo.errors import ClusterError, ConfigError
-from speedo.launch.places import Failure, Needs, Report, checked_count
+from speedo.errors import ConfigError
+from speedo.launch.places import Failure, Needs, Report, Worker
 from speedo.run.config.run_config import make_config
 from speedo.run.result import RunResult
 from speedo.study.doctor import require_for
 from speedo.system.foreign_text import clean_values
 from speedo.watch.console import Quiet
 
-READY_S: Final = 120.0
 END_S: Final = 8.0  # then it is killed, and the cluster frees the places
 _OWN: Final = {
     "resources": "give cpus, memory_gb and device to launch_workers",
@@ -30,9 +25,6 @@ _OWN: Final = {
     "host": "the cluster knows this machine",
     "port": "the workers of a Ray cluster need none",
 }
-
-_REPORT: Final = TypeAdapter(Report)
-MOST_LINE: Final = 1 << 20
 
 
 class HeldRay:
@@ -43,11 +35,12 @@ class HeldRay:
         make_config({"ray": address})
         self._count = 0
         self._needs = Needs()
-        self._holder: subprocess.Popen[str] | None = None
-        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._places: Connection | None = None  # to it
         self._asked = False
 
     def launch(self, count: int, needs: Needs) -> None:
+        """Begin to make so many workers ready. Raises `ConfigError` for what this kind of cluster cannot do."""
         if self._count and needs != self._needs:
             raise ConfigError(
                 "cpus, memory_gb or device differ from those of the workers that are there; a Ray cluster has one size "
@@ -74,30 +67,35 @@ class HeldRay:
         return options
 
     def report(self, timeout_s: float) -> Report:
+        """What is known once each worker is ready or has failed, or after so many seconds."""
         if not self._count:
             return Report()
         if self._holder is None or (not self._asked and self._holder.poll() is not None):
             self._release()
             self._hold()
-        if not self._asked:
-            self._ask()
+        assert self._places is not None
         try:
-            line = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            why = f"the cluster has not answered after {timeout_s:g} s; it may do so later"
-            return Report(failures=(Failure(self._address, why, self._count),))
-        self._asked = False
-        if line is None:
+            if not self._asked:
+                self._ask()
+            if not self._places.poll(timeout_s):
+                return self._failed(
+                    f"the cluster has not answered after {timeout_s:g} s; it may do so later"
+                )
+            told = clean_values(self._places.recv())
+        except (EOFError, OSError):
             self._release()
-            why = "the process that holds its places has ended"
-            return Report(failures=(Failure(self._address, why, self._count),))
-        try:
-            return _REPORT.validate_python(clean_values(json.loads(line)))
-        except (ValueError, RecursionError):
-            why = "the process that holds its places has sent what cannot be read"
-            return Report(failures=(Failure(self._address, why, self._count),))
+            return self._failed("the process that holds its places has ended")
+        self._asked = False
+        return Report(
+            tuple(Worker(**one) for one in told["workers"]),
+            tuple(Failure(**one) for one in told["failures"]),
+        )
 
-    def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
+    def _failed(self, why: str) -> Report:
+        return Report(failures=(Failure(self._address, why, self._count),))
+
+    def run(self, options: Mapping[str, Any], workers: int) -> RunResult:
+        """Train with so many of the workers that are ready. Raises `SpeedoError`."""
         from speedo.actors.launch import train_on_ray
 
         if problems := [
@@ -106,17 +104,8 @@ class HeldRay:
             if options.get(name) is not None
         ]:
             raise ConfigError(problems)
-        report = self.report(READY_S)
-        wanted = len(report.workers) if workers is None else checked_count("workers", workers)
-        if not report.workers:
-            raise ClusterError(f"no worker is ready: call launch_workers first{report.why}")
-        if wanted > len(report.workers):
-            raise ClusterError(
-                f"{wanted} workers were asked for, and {len(report.workers)} are ready: ask for fewer, or launch "
-                f"more{report.why}"
-            )
         given = {name: value for name, value in options.items() if value is not None}
-        config = make_config({**self._options, **given, "workers": wanted})
+        config = make_config({**self._options, **given, "workers": workers})
         require_for(config)
         self._release()
         result = train_on_ray(config, Quiet())
@@ -131,29 +120,27 @@ class HeldRay:
 
     def _hold(self) -> None:
         """Start it, and ask at once."""
-        words = [self._address, str(self._options["resources"]), str(self._count)]
-        self._answers = queue.Queue()
-        self._holder = subprocess.Popen(
-            [sys.executable, "-P", "-m", "speedo.actors.fleet.reserve", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="backslashreplace",
-            start_new_session=True,
-        )
-        threading.Thread(
-            target=_read, args=(self._holder, self._answers), name="places", daemon=True
-        ).start()
+        self._places, theirs = Pipe()
+        with theirs:
+            self._holder = subprocess.Popen(
+                [sys.executable, "-P", "-m", "speedo.actors.fleet.reserve", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._tell((self._address, self._options["resources"], self._count))
         self._ask()
 
     def _ask(self) -> None:
-        assert self._holder is not None
-        assert self._holder.stdin is not None
         self._asked = True
-        with contextlib.suppress(OSError):  # it has ended; the reader says so
-            self._holder.stdin.write("\n")
-            self._holder.stdin.flush()
+        self._tell(None)
+
+    def _tell(self, what: object) -> None:
+        assert self._places is not None
+        with suppress(OSError):  # it has ended; who waits for its answer will know
+            self._places.send(what)
 
     def _release(self) -> None:
         """Free the places."""
@@ -161,23 +148,10 @@ class HeldRay:
         self._asked = False
         if holder is None:
             return
-        assert holder.stdin is not None
-        with contextlib.suppress(OSError):
-            holder.stdin.close()
-        deadline = time.monotonic() + END_S
-        while holder.poll() is None:
-            if time.monotonic() > deadline:
-                holder.kill()
-            time.sleep(0.05)
-
-
-def _read(holder: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
-    assert holder.stdout is not None
-    try:
-        for line in iter(lambda: holder.stdout.readline(MOST_LINE), ""):  # type: ignore[union-attr]
-            if line.startswith("{"):
-                answers.put(line)
-    finally:  # callers that wait for an answer must learn that there will be none
-        answers.put(None)
-        holder.stdout.close()
-    holder.wait()
+        assert self._places is not None
+        self._places.close()
+        try:
+            holder.wait(END_S)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()

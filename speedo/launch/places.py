@@ -1,16 +1,15 @@
-"""What a program knows of the workers of its cluster, and what each kind of cluster does for it."""
+"""What a program knows of the workers of its cluster, and what it can ask for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Final, Literal
 
 from speedo.errors import ConfigError
 from speedo.run.config.run_config import LARGEST_WORKERS
-from speedo.run.result import RunResult
 from speedo.system.bounds import said
 
+READY_S: Final = 120.0  # for workers that are not ready yet when a run begins
 Device = Literal["cpu", "gpu"]
 DEVICES = ("cpu", "gpu")
 
@@ -85,22 +84,6 @@ class Needs:
                 "or train with engine='torch', device='cuda'"
             )
         return problems
-
-
-class Places(Protocol):
-    """A kind of cluster: the hosts that ssh reaches, this machine among them, or a Ray cluster."""
-
-    def launch(self, count: int, needs: Needs) -> None:
-        """Begin to make this many workers ready. Raises `ConfigError` for what this kind cannot do."""
-
-    def report(self, timeout_s: float) -> Report:
-        """What is known once each worker is ready or has failed, or after this many seconds."""
-
-    def run(self, options: Mapping[str, Any], workers: int | None) -> RunResult:
-        """Train with this many of them; None is all that are ready. Raises `SpeedoError`."""
-
-    def close(self) -> None:
-        """End every process of the cluster's. May be called again."""
 
 
 def checked_count(name: str, value: object) -> int:

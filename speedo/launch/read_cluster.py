@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from speedo.errors import ConfigError
-from speedo.launch.cluster import Access, Cluster, Host, WorkerHost
+from speedo.launch.cluster import Cluster, Host, WorkerHost
 from speedo.run.config.formats import PlainLoader
 from speedo.run.config.topology import Topology, from_rank_file, from_yaml
 from speedo.system.bounds import said
@@ -253,6 +253,3 @@ def _content(file: Path, what: str) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise ConfigError(f"{what} {file} cannot be read ({why}); correct its name") from None
-
-
-ACCESS: Final = tuple(Access.model_fields)

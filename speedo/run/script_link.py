@@ -186,9 +186,8 @@ class Failed:
     problem: str
 
 
-FromScript = (
-    Hello
-    | LeaseRequest
+Question = (
+    LeaseRequest
     | DealRequest
     | NotDealt
     | TestPoint
@@ -197,11 +196,8 @@ FromScript = (
     | Tested
     | Meet
     | Missing
-    | StateSaved
-    | StopRun
-    | Raised
-    | Done
 )
+FromScript = Question | Hello | StateSaved | StopRun | Raised | Done
 ToScript = (
     Start | Serve | Lease | NoLease | Dealt | TestTurn | Tested | Met | SaveState | RunOver | Failed
 )

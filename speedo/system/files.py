@@ -56,6 +56,14 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     return content
 
 
+def last_bytes(path: Path, most: int, begin: int = 0) -> bytes:
+    """The end of a log of ours, of what is there from byte `begin` on; nothing if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - most))
+        return file.read()
+    return b""
+
+
 def read_names(path: Path) -> list[str]:
     """The names in a list that has white space between them, as C++ takes them apart; raises `OSError`."""
     return list(map(os.fsdecode, read_bytes(path).split()))

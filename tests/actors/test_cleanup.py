@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from speedo.actors.ray_node.cleanup import kept
+from speedo.actors.ray_node.folder import kept
 from tests.support.commands import Commands, how_loaded, wait_for_line
 
 STUBBORN = (
@@ -66,7 +66,7 @@ def test_what_is_left_of_a_killed_process_is_ended_too(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from speedo.actors.ray_node.cleanup import kept\n"
+        "from speedo.actors.ray_node.folder import kept\n"
         "from tests.actors.test_cleanup import start_stubborn\n"
         "with kept(sys.argv[1]):\n"
         "    start_stubborn(Path(sys.argv[1]))\n"

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from speedo.actors.host_manager import HostManager
-from speedo.actors.host_orders import End
+from speedo.actors.host_manager import End, HostManager
 from speedo.actors.ray_cluster import RayCluster
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +22,13 @@ from speedo.cli.main import main
 from speedo.cli.say import say
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan
-from speedo.launch.connection import Connection, Happened
+from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts, _Group
+from speedo.launch.hosts import Command, Remote, failures, greeting_problem
 from speedo.launch.launcher import Launcher
 from speedo.launch.picture import Picture
 from speedo.launch.protocol import EventError, event, read_event
 from speedo.launch.read_cluster import cluster_of
-from speedo.launch.remote import Command, Remote, failures, greeting_problem
 from speedo.messages import AT_MAX_ITER, Finish, Left
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import EventReader
@@ -43,7 +42,6 @@ from speedo.watch.live.terminal import one_line, view
 from speedo.watch.report.run_history import RunHistory, _Reader
 from speedo.watch.status import StatusBoard, WorkerStatus
 from speedo.watch.status_text import lines_of
-from tests.support.commands import how_loaded
 from tests.support.foreign import INPUTS, Foreign, is_clean
 from tests.watch.test_history import status
 
@@ -77,7 +75,7 @@ TEXTS = ("host", "reason", "cause", "decision")
 class Fake:
     """A connection that keeps why its host was rejected."""
 
-    name, access, rejected, own_address = "node1", Access(), "", None
+    name, key, access, rejected, own_address = "node1", "node1", Access(), "", None
 
     def send(self, **values: Any) -> None:
         json.dumps(values)
@@ -150,21 +148,22 @@ def test_the_name_of_a_file_steers_no_terminal_and_is_no_line_of_ours(
 
 
 def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
-    """Both ways to run on hosts take every event; the thread of `speedo.Cluster` is alive at the end."""
+    """Both ways to run on hosts take every event."""
     foreign, shown = Foreign(2), io.StringIO()
     plan = Plan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
     picture = Picture(Console(file=shown, width=200, color_system=None))
     picture.host("node1", "1 worker")
     launcher = Launcher(plan, picture, lambda line: None)
     held = HeldHosts(cluster_of("node1", {}), None, None)
-    group = _Group("node1", "node1", (0,), (), None)
+    group = _Group(remote(), (0,), None, None)
+    held._groups["node1"] = group
     taken = 0
     try:
         for number in range(INPUTS):
             if number % 20 == 0:  # a new host
-                launcher._remotes["node1"] = remote()
-                group.failed, group.ready, group.remote = "", False, remote()
-                held._groups = [group]
+                launcher._remotes["node1"] = shown_host = remote()
+                group.remote = remote()
+                held._hosts.remotes["node1"] = group.remote
             values = foreign.random.choice(EVENTS)
             if foreign.random.random() < 0.5:
                 values = foreign.texts_in(values, "line", "folder", "file")
@@ -176,18 +175,15 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
             if found is None:
                 continue
             taken += 1
-            launcher._take("node1", found)
-            held._events.put(Happened("node1", found))
-            now = launcher._remotes["node1"]
-            for text in (greeting_problem(now, "3.11"), *failures(now.commands["doctor"])):
+            launcher._hosts.take("node1", found)
+            held._hosts.take("node1", found)
+            told = failures(shown_host.commands["doctor"])
+            for text in (greeting_problem(shown_host, "3.11"), *told):
                 assert is_clean(text), line
-        deadline = time.monotonic() + 120 * how_loaded()
-        while not held._events.empty() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        held.check()
-        assert held._thread.is_alive()
+            launcher._hosts.check()
+            held._hosts.check()
     finally:
-        held._groups = []
+        held._hosts.remotes.clear()
         held.close()
     assert INPUTS / 4 < taken < INPUTS
     console = Console(file=shown, width=200, color_system=None)

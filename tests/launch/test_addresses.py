@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import sys
 import time
@@ -17,7 +16,7 @@ from speedo.launch import connection
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan, master_words
 from speedo.launch.connection import Connection
-from speedo.launch.remote import Remote
+from speedo.launch.hosts import Remote
 from speedo.launch.ssh import host_command
 from speedo.storage.redis.url import PASSWORD_VARIABLE, url_with_password, without_password
 from tests.support.fuzz import randoms, value
@@ -26,7 +25,7 @@ OURS = {one.address for some in psutil.net_if_addrs().values() for one in some}
 
 
 def remote(hello: Any, own: str | None = None) -> Remote:
-    return Remote(SimpleNamespace(own_address=own), hello)  # type: ignore[arg-type]
+    return Remote(SimpleNamespace(own_address=own), hello=hello)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_the_address_of_sshs_own_connection_is_found(monkeypatch: pytest.MonkeyP
         port = server.getsockname()[1]
         code = f"import socket, sys; c = socket.create_connection(('127.0.0.1', {port})); sys.stdin.read()"
         monkeypatch.setattr(connection, "host_command", lambda *_: [sys.executable, "-c", code])
-        made = Connection("node1", Access(), None, queue.Queue())
+        made = Connection("node1", Access(), None, lambda key, values: None)
         try:
             server.settimeout(30)
             peer, (address, _) = server.accept()

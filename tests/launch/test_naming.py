@@ -15,11 +15,11 @@ from speedo.errors import MachineError
 from speedo.launch import launcher
 from speedo.launch.cluster import Access
 from speedo.launch.commands import Plan
-from speedo.launch.connection import Connection, Happened
+from speedo.launch.connection import Connection
+from speedo.launch.hosts import Remote
 from speedo.launch.launcher import Launcher
 from speedo.launch.picture import Picture
 from speedo.launch.read_cluster import cluster_of
-from speedo.launch.remote import Remote
 from speedo.version import VERSION
 
 
@@ -27,12 +27,15 @@ class Hosts:
     """Hosts whose doctors say these things after so many seconds; None is one that is well."""
 
     def __init__(self, made: Launcher, says: dict[str, tuple[float, str | None]]) -> None:
-        self._events, self._says = made._events, says
+        self._hosts, self._says = made._hosts, says
         made._remotes.update({name: Remote(cast(Connection, _Line(self, name))) for name in says})
         for name in says:
             made._picture.host(name, "1 worker")
             hello = {"speedo": VERSION, "python": "3.11", "address": name}
-            self._events.put(Happened(name, {"hello": hello}))
+            self._tell(name, {"hello": hello})
+
+    def _tell(self, name: str, values: dict[str, Any]) -> None:
+        self._hosts.take(name, values)
 
     def examine(self, name: str) -> None:
         seconds, problem = self._says[name]
@@ -41,17 +44,17 @@ class Hosts:
         checks = json.dumps({"checks": [check] if problem else []})
         facts = '{"facts": {}}'
         for text in (facts, checks):
-            self._events.put(Happened(name, {"of": "doctor", "stream": "out", "line": text}))
-        self._events.put(Happened(name, {"ended": "doctor", "status": 1 if problem else 0}))
+            self._tell(name, {"of": "doctor", "stream": "out", "line": text})
+        self._tell(name, {"ended": "doctor", "status": 1 if problem else 0})
 
 
 class _Line:
     def __init__(self, hosts: Hosts, name: str) -> None:
-        self._hosts, self._name, self.access = hosts, name, Access()
+        self._hosts, self.name, self.key, self.access = hosts, name, name, Access()
 
     def send(self, **values: Any) -> None:
         if values.get("start") == "doctor":
-            threading.Thread(target=self._hosts.examine, args=(self._name,), daemon=True).start()
+            threading.Thread(target=self._hosts.examine, args=(self.name,), daemon=True).start()
 
 
 def test_a_host_that_fails_after_the_others_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +73,7 @@ def test_a_host_that_fails_after_the_others_is_named_too(monkeypatch: pytest.Mon
     )
     made._greet()
     with pytest.raises(MachineError) as refused:
-        made._examine({name: {} for name in made._remotes})
+        made._examine()
     assert list(refused.value.problems) == [
         "10.0.0.2: pycaffe: pycaffe is not there; install it",
         "10.0.0.3: pycaffe: pycaffe is of another version; install it",

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from speedo.actors.fleet.keeper import News, NodeKeeper
-from speedo.actors.fleet.seats import OfferedHosts, Seat, Seats
+from speedo.actors.fleet.seats import Seat, Seats, offered_hosts
 from speedo.actors.ray_node.spawn import spawn
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, SpeedoError
@@ -62,7 +62,7 @@ class Fleet:
     ) -> None:
         """With `hosts` they are where `speedo worker` was started, as many as that has said."""
         config = prepared.config
-        self._hosts = OfferedHosts() if hosts else None
+        self._hosts = hosts
         self.last_died: str | None = None
         self._prepared, self._note = prepared, note
         self._seats = Seats(parse_resources(config.resources), config.placement)
@@ -111,7 +111,7 @@ class Fleet:
     def start(self, master: Any, prepared: Prepared) -> None:
         """Have the workers of the run as it was begun started, and from now on look after them."""
         self._master, self._prepared = master, prepared
-        if self._hosts is None:
+        if not self._hosts:
             master.want.remote(self._wanted)
         self._watcher.start()
 
@@ -191,11 +191,11 @@ class Fleet:
 
     def _look(self, now: float) -> None:
         refused = frozenset(self._refused)
-        if self._hosts is None:
+        if not self._hosts:
             taken = self._seats.used(self._wanted, refused)
         else:  # and those that are gone, until their keepers' ends are heard
             known = {node: keeper.seats or () for node, keeper in self._keepers.items()}
-            taken = known | self._hosts.used(refused)
+            taken = known | offered_hosts(refused)
         for node in taken.keys() - self._keepers.keys():
             self._new_keeper(node)
         for node, keeper in list(self._keepers.items()):
@@ -206,7 +206,7 @@ class Fleet:
                 if node not in self._keepers:
                     continue
             self._ask(node, keeper, taken.get(node, ()), now)
-        if self._hosts is None:
+        if not self._hosts:
             self._judge(taken)
 
     def _ask(self, node: str, keeper: _Keeper, seats: tuple[Seat, ...], now: float) -> None:

@@ -37,6 +37,7 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 from speedo.system.appended import AppendedLines
 from speedo.system.bounds import DataShare
+from speedo.system.files import last_bytes
 from speedo.version import VERSION
 from speedo.watch.status import Status
 
@@ -288,7 +289,7 @@ class NodeKeeper:
                 self._master = None
             logs = {}
             if self._far_logs is not None and self._far_logs.is_dir():
-                logs = {path.name: _tail(path) for path in self._far_logs.iterdir()}
+                logs = {path.name: last_bytes(path, LOG_BYTES) for path in self._far_logs.iterdir()}
             self._stack.close()
             return logs
 
@@ -301,11 +302,3 @@ class NodeKeeper:
         self._far_logs = scratch / LOGS
         self._far_logs.mkdir()
         return self._far_logs
-
-
-def _tail(log: Path) -> bytes:
-    with suppress(OSError), log.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(0, end - LOG_BYTES))
-        return file.read()
-    return b""

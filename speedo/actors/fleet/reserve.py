@@ -1,24 +1,25 @@
-"""Keeps places for workers on a Ray cluster between runs: `python -m ... ADDRESS RESOURCES COUNT`.
+"""Keeps places for workers on a Ray cluster between runs: `python -m ... FD`, a connection to who wants them.
 
 It is a process of its own: the one that trains joins the cluster by itself, which a process can do once at a time. In
-each place a `Holder` waits. Each line on standard input is answered with what is held, as JSON; at its end all places
-are free.
+each place a `Holder` waits. It gets the cluster's address, what each place has, and how many there are to be; then each
+message is answered with what is held. At the end of the connection all places are free.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from speedo.actors.fleet.connection import connected
-from speedo.actors.fleet.seats import Seats
+from speedo.actors.fleet.seats import Seat, Seats
 from speedo.actors.ray_node.spawn import spawn
 from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
@@ -40,73 +41,70 @@ class Holder:
 
 
 class Reservation:
-    """The places; `failures` are those that there is no room for."""
+    """As many places as the cluster has room for, as the fleet of a run has them; more once there is room."""
 
     def __init__(self, resources: str, count: int) -> None:
-        needs = parse_resources(resources)
-        self._seats = Seats(needs, "spread")
-        self.failures: list[dict[str, Any]] = []
-        placed = 0
-        try:
-            placed = self._seats.begin(count, 1, frozenset(), PATIENCE_S, lambda _: None)
-        except ClusterError as error:
-            self._failed(CLUSTER, str(error), count)
-        else:
-            placed = self._fill(placed, count)
-            if placed < count:
-                self._failed(CLUSTER, self._seats.why_full(count - placed), count - placed)
-        seats = self._seats.look() if placed else []
-        self._holders = [spawn(Holder, **seat.options(needs)) for seat in seats]
-        self._known: dict[int, dict[str, Any]] = {}
+        self._seats, self._count = Seats(parse_resources(resources), "spread"), count
+        self._holders: dict[tuple[str, int], Any] = {}
+        self._known: dict[tuple[str, int], dict[str, Any]] = {}
+        with suppress(ClusterError):  # `look` says that there is no room
+            self._seats.begin(count, 1, frozenset(), PATIENCE_S, lambda _: None)
+        self._due = time.monotonic() + REST_S
 
     def look(self) -> dict[str, Any]:
-        """The holders that answer; one that does not is a failure from now on."""
-        asked = {number: one.facts.remote() for number, one in enumerate(self._holders) if one}
-        for number, one in asked.items():
-            try:
-                self._known[number] = {"id": number, **ray.get(one, timeout=ANSWER_S)}
-            except (RayError, GetTimeoutError) as error:
-                known = self._known.pop(number, {"host": CLUSTER})
-                self._failed(known["host"], f"its process is gone: {first_line(error)}", 1)
-                self._holders[number] = None
-        return {"workers": list(self._known.values()), "failures": self.failures}
-
-    def _fill(self, placed: int, count: int) -> int:
-        """Ask for the rest one by one: what is free is known only roughly. Returns how many there are then."""
-        self._seats.more(count - placed, frozenset())
-        deadline = time.monotonic() + REST_S
-        while waiting := [one for one in self._seats.look() if not one.node]:
-            if time.monotonic() > deadline:
-                self._seats.give_back(waiting)
-                break
+        """The holders that answer; and a failure for each place that there is no room for, or whose holder is gone."""
+        while len(seats := self._placed()) < self._count and time.monotonic() < self._due:
             time.sleep(0.2)
-        return len(self._seats.look())
+        for seat in seats:
+            if seat.key not in self._holders:
+                self._holders[seat.key] = spawn(Holder, **seat.options(self._seats.needs))
+        asked = {key: holder.facts.remote() for key, holder in self._holders.items()}
+        workers, failures = [], []
+        for number, (key, one) in enumerate(asked.items()):
+            try:
+                self._known[key] = ray.get(one, timeout=ANSWER_S)
+                workers.append({"id": number, **self._known[key]})
+            except (RayError, GetTimeoutError) as error:
+                host = self._known.get(key, {"host": CLUSTER})["host"]
+                failures.append(_failure(f"its process is gone: {first_line(error)}", 1, host))
+        if missing := self._count - len(seats):
+            failures.append(_failure(self._seats.why_full(missing), missing))
+        return {"workers": workers, "failures": failures}
+
+    def _placed(self) -> list[Seat]:
+        return [
+            seat for some in self._seats.used(self._count, frozenset()).values() for seat in some
+        ]
 
     def close(self) -> None:
         """Free all places."""
         self._seats.close()
 
-    def _failed(self, host: str, cause: str, workers: int) -> None:
-        self.failures.append({"host": host, "cause": cause, "workers": workers})
+
+def _failure(cause: str, workers: int, host: str = CLUSTER) -> dict[str, Any]:
+    return {"host": host, "cause": cause, "workers": workers}
 
 
-def main(address: str, resources: str, count: int) -> None:
-    """Serve standard input until it ends."""
-    try:
-        with connected(address, lambda _: None):
-            held = Reservation(resources, count)
-            try:
-                for _ in sys.stdin:
-                    print(json.dumps(held.look()), flush=True)
-            finally:
-                held.close()
-    except SpeedoError as error:
-        failure = {"host": CLUSTER, "cause": str(error), "workers": count}
-        print(json.dumps({"workers": [], "failures": [failure]}), flush=True)
+def main() -> None:
+    """Answer until the connection ends."""
+    asking = Connection(int(sys.argv[1]))
+    address, resources, count = asking.recv()
+    with suppress(EOFError, OSError):
+        try:
+            with connected(address, lambda _: None):
+                held = Reservation(resources, count)
+                try:
+                    while True:
+                        asking.recv()
+                        asking.send(held.look())
+                finally:
+                    held.close()
+        except SpeedoError as error:
+            asking.send({"workers": [], "failures": [_failure(str(error), count)]})
 
 
 if __name__ == "__main__":
     # Under this name the nodes import the holder, instead of getting its code.
     from speedo.actors.fleet.reserve import main as imported_main
 
-    imported_main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    imported_main()

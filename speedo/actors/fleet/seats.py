@@ -166,18 +166,15 @@ class Seats:
         remove_placement_group(group)
 
 
-class OfferedHosts:
-    """Nodes that `speedo worker` has started: one place each, and the host says how many workers it has there."""
-
-    def used(self, refused: frozenset[str]) -> dict[str, tuple[Seat, ...]]:
-        """The place on each node that offers itself."""
-        return by_node(
-            [
-                Seat(None, 0, str(node["NodeID"]))
-                for node in ray.nodes()
-                if node["Alive"] and RESOURCE in node["Resources"] and node["NodeID"] not in refused
-            ]
-        )
+def offered_hosts(refused: frozenset[str]) -> dict[str, tuple[Seat, ...]]:
+    """A place on each node that `speedo worker` has started; the host says how many workers it has there."""
+    return by_node(
+        [
+            Seat(None, 0, str(node["NodeID"]))
+            for node in ray.nodes()
+            if node["Alive"] and RESOURCE in node["Resources"] and node["NodeID"] not in refused
+        ]
+    )
 
 
 def by_node(seats: list[Seat]) -> dict[str, tuple[Seat, ...]]:

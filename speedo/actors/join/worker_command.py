@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from speedo.actors.join.find_master import wait_for_master
+from speedo.actors.join.find_master import MasterMonitor, wait_for_master
 from speedo.actors.join.host_link import (
     FOLDER,
     RESOURCE,
@@ -22,11 +21,10 @@ from speedo.actors.join.host_link import (
     Stopped,
 )
 from speedo.actors.join.host_node import NotAMasterError, host_node
-from speedo.actors.join.master_monitor import MasterMonitor
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.node import START_S, Node
-from speedo.actors.signals import stop_signals
+from speedo.actors.signals import end_as, stop_signals
 from speedo.actors.token import load_token
 from speedo.data.remote.uris import uri_of
 from speedo.data.roots import default_data_root
@@ -161,9 +159,7 @@ def _stay(
         stack.callback(monitor.close)
         ending = _follow(link, replace(offer, block=block), node, lost, stopped, timeout_s, watch)
     if stopped:
-        if stopped[0] == "Ctrl-C":
-            raise KeyboardInterrupt
-        raise SystemExit(128 + signal.Signals[stopped[0]])
+        end_as(stopped[0])
     return ending
 
 

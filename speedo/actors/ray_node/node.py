@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,9 +14,8 @@ from typing import Final
 
 import psutil
 
-from speedo.actors.ray_node.cleanup import kept
-from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER
-from speedo.actors.ray_node.ports import Ports
+from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, kept
+from speedo.actors.ray_node.ports import Ports, free_port
 from speedo.errors import ClusterError
 from speedo.system.background_process import start_in_background
 
@@ -73,7 +71,7 @@ def ray_node(
 
     All its processes end with this one, however this one ends. Raises `ClusterError` if it does not start.
     """
-    port = ports.gcs or _free_port(address)
+    port = ports.gcs or free_port(address)
     if master is None:
         options = ["--head", f"--port={port}", "--no-monitor", *_NO_DASHBOARD]
     else:
@@ -142,9 +140,3 @@ def _wait(command: subprocess.Popen[bytes], log: Path, limit_s: float) -> str:
             raise ClusterError(f"no Ray node could be started here: {last}")
         time.sleep(LOOK_S)
     return said
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

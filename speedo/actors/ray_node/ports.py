@@ -213,6 +213,13 @@ def _claim(base: int, stack: ExitStack) -> bool:
     return True
 
 
+def free_port(address: str) -> int:
+    """A port of this address that is free now."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
 def _in_the_way(host: str, port: int) -> OSError | None:
     """What prevents listening there."""
     with socket.socket() as probe:
