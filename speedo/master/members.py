@@ -103,17 +103,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Take the payload of this result out of the store, to be merged by this rule."""
+    """Take the payload of this result out of the store, to be merged by this rule; handed back when that is done."""
 
     result: Trained
     rule: MergeRule
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The payload of this ticket, which `Receive` named, can be merged."""
-
-    ticket: int
 
 
 def drop_of(
