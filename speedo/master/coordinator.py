@@ -31,12 +31,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speedo.master.members import Held, Member, Merged, Receive, Turn, drop_of
-from speedo.master.plan import crossed
 from speedo.master.reasons import ALL_DONE
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.master.turn_book import TurnBook
+from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, crossed, drop_of
 from speedo.messages import (
     AT_MAX_ITER,
     Action,

@@ -20,7 +20,6 @@ from speedo.errors import EngineError
 from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
-from speedo.master.members import Receive
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
     ALL_TRAINED,
@@ -30,6 +29,7 @@ from speedo.master.reasons import (
     too_few_left,
 )
 from speedo.master.stopping import BestModel, TimeLimit
+from speedo.master.turn_book import Receive
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speedo.master.coordinator import STRIKES, Coordinator
-from speedo.master.members import Receive
-from speedo.master.plan import Plan
+from speedo.master.turn_book import Plan, Receive
 from speedo.messages import (
     Action,
     Drop,

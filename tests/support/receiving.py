@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speedo.master.coordinator import Coordinator
-from speedo.master.members import Receive
+from speedo.master.turn_book import Receive
 from speedo.messages import Action, Event
 
 
