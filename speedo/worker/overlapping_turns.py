@@ -23,8 +23,7 @@ from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.messages import Kind, Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.system.failpoints import reached
-from speedo.worker.participant import Participant
-from speedo.worker.turn import Worker
+from speedo.worker.turn import Participant, Worker
 
 BUFFERS: Final = 2  # one turn is published, or added to the next one's center, while another is fetched or computed
 BUFFERS_KEPT: Final = 3  # where a result is needed until the turn after the next
