@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from speedo.actors.fleet.connection import connected
 from speedo.actors.fleet.seats import Seats
-from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_node.actor_class import actor_class
 from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
 from speedo.run.config.resources import parse_resources
@@ -56,7 +56,7 @@ class Reservation:
             if placed < count:
                 self._failed(CLUSTER, self._seats.why_full(count - placed), count - placed)
         seats = self._seats.look() if placed else []
-        self._holders = [spawn(Holder, **seat.options(needs)) for seat in seats]
+        self._holders = [actor_class(Holder, **seat.options(needs)).remote() for seat in seats]
         self._known: dict[int, dict[str, Any]] = {}
 
     def look(self) -> dict[str, Any]:
