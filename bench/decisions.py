@@ -23,7 +23,7 @@ from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
 from speedo.master.observers import Observers
-from speedo.master.plan import Plan
+from speedo.master.turn_book import Plan
 from speedo.messages import Command, Event, Joined, Kind, Train, Trained
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.asynchronous import Asynchronous

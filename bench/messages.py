@@ -17,8 +17,7 @@ from typing import Any
 
 from speedo.actors.ray_node import session
 from speedo.actors.token import new_token
-from speedo.exchange.channel import Channels, WorkerChannel
-from speedo.exchange.event_queue import EventQueue
+from speedo.exchange.channel import Channels, EventQueue, WorkerChannel
 from speedo.messages import Kind, Train, Trained
 
 COMMAND = Train(0, 1, 1, 1, 1, 1, 1, Kind.DELTA)

@@ -54,17 +54,17 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "0.0 becomes 1.0",
     ): "set by the first point, and not read before",
     (
-        "speedo/master/members.py",
+        "speedo/master/turn_book.py",
         "depth: int = 1",
         "1 becomes 2",
     ): "always given",
     (
-        "speedo/master/members.py",
+        "speedo/master/turn_book.py",
         "latest: int = 0  # the ticket of the turn that was issued last",
         "0 becomes 1",
     ): "set with the first turn, and not read before",
     (
-        "speedo/sgd_modes/rules/arithmetic.py",
+        "speedo/sgd_modes/rules/base.py",
         "part *= factors[0]",
         "0 becomes 1",
     ): "all factors are alike there",

@@ -26,10 +26,16 @@ from speedo.data.remote.run_copy import RunCopy
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import ConfigError, EngineError, SpeedoError, StoreError
 from speedo.run.config.run_config import RunConfig
-from speedo.run.division import with_division
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
-from speedo.run.prepare import Prepared, check_nets, checked_records, prepare, with_workers
+from speedo.run.prepare import (
+    Prepared,
+    check_nets,
+    checked_records,
+    prepare,
+    with_division,
+    with_workers,
+)
 from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
@@ -295,11 +301,10 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
 def _spawn_master(servers: Servers, *, takes_hosts: bool) -> Any:
     """The master actor, which begins to build its engine."""
     from speedo.actors.master_actor import NAME, MasterActor
-    from speedo.actors.ray_node.spawn import spawn
+    from speedo.actors.ray_node.actor_class import actor_class
 
     prepared = servers.prepared
-    return spawn(
-        MasterActor,
+    return actor_class(MasterActor, name=NAME, threads=16).remote(
         prepared.config,
         servers.settings,
         prepared.run_dir,
@@ -307,8 +312,6 @@ def _spawn_master(servers: Servers, *, takes_hosts: bool) -> Any:
         prepared.records,
         None if prepared.resumed is None else prepared.resumed.path,
         takes_hosts,
-        name=NAME,
-        threads=16,
     )
 
 

@@ -16,7 +16,7 @@ import ray
 from speedo.actors.host_manager import HostManager, Orders
 from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
-from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_servers import RayServers
 from speedo.actors.script_questions import ScriptQuestions
 from speedo.actors.server_actor import ServerOrder
@@ -393,7 +393,8 @@ class MasterActor:
         name = f"tester-{share.index}" if share.index else "tester"
         log, scratch = self._run_dir / LOGS / f"{name}.log", self._scratch / name
         scratch.mkdir(exist_ok=True)
-        tester = spawn(TesterActor, self._settings.for_others(), share, log, scratch, self._myself)
+        settings = self._settings.for_others()
+        tester = actor_class(TesterActor).remote(settings, share, log, scratch, self._myself)
         started(tester.start.remote(), log, "the tester")
         servers = () if self._servers is None else self._servers.admit_reader()
         tester.connect.remote(self._access.admit_reader(), servers)

@@ -18,8 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.engines.evaluation import Share
-from speedo.exchange.channel import CONNECT_S, Channels, first_line, refusal
-from speedo.exchange.event_queue import EventQueue
+from speedo.exchange.channel import CONNECT_S, Channels, EventQueue, first_line, refusal
 from speedo.master.fetch_pacing import Pace
 from speedo.master.script_tests import ScriptTests
 from speedo.messages import (

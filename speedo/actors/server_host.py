@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from speedo.actors.range_copies import CopyCarrier
-from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.server_actor import ServerActor, ServerOrder
 from speedo.actors.worker_process import started
 from speedo.errors import SpeedoError
@@ -155,7 +155,7 @@ class ServerHost:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"server-{order.index}.log"
         address = ServerAddress(redis.url, redis.ca_pem, this_machine(), redis.socket_path)
-        server.actor = spawn(ServerActor)
+        server.actor = actor_class(ServerActor).remote()
         starting = server.actor.start.remote(self._settings, order, address, log, self._master)
         number = started(starting, log, f"server {order.index}", timeout_s=START_S)
         with suppress(psutil.NoSuchProcess):

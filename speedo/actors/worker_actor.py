@@ -195,12 +195,14 @@ class WorkerActor:
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
         )
+        self._turn: Callable[[Train], Trained] = self._worker.turn
         if self._pipeline is not None:
             assert isinstance(self._worker, OverlappingWorker)
             self._pipeline.worker = self._worker
         elif settings.teams:
             meeting = TeamMeeting(self._scratch.parent, place.worker, place.incarnation)
             self._team = TeamMember(self._worker, meeting)
+            self._turn = self._team.turn
         return engine
 
     def _store_trouble(self, trouble: str | None) -> None:
@@ -217,23 +219,14 @@ class WorkerActor:
     def turn(self, command: Train) -> Trained:
         if self._pipeline is not None:
             return self._pipeline.submit(command).result()
-        if self._team is not None and command.team is not None:
-            return self._team.turn(command)
-        return self._worker.turn(command)
+        return self._turn(command)
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Do turns as the channel tells, until the master closes it."""
         with WorkerChannel(folder, worker, incarnation) as channel:
             if self._pipeline is not None:
                 return self._serve_overlapping(channel, self._pipeline)
-            for command in channel.commands():
-                if isinstance(command, Train):
-                    try:
-                        channel.answer(self.turn(command), waits=True)
-                    except Exception as error:
-                        channel.answer(refusal(command, error))
-                else:
-                    channel.answer(self._try_to_save(command))
+            channel.serve(self._turn, self._try_to_save)
 
     def _serve_overlapping(self, channel: WorkerChannel, pipeline: TurnPipeline) -> None:
         def answer(command: Train, done: Future[Trained]) -> None:

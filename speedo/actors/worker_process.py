@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.ray_cluster import death_cause
-from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.errors import EngineError, SpeedoError
@@ -142,8 +142,9 @@ def warm(settings: RunSettings, threads: int = 1) -> Any:
 
 def _spawn(settings: RunSettings, options: Mapping[str, Any]) -> Any:
     if isinstance(settings.spec, ScriptJob):
-        return spawn(ScriptActor, threads=ROOM, **options)
-    return spawn(WorkerActor, threads=OVERLAP_THREADS if overlaps(settings) else 1, **options)
+        return actor_class(ScriptActor, threads=ROOM, **options).remote()
+    threads = OVERLAP_THREADS if overlaps(settings) else 1
+    return actor_class(WorkerActor, threads=threads, **options).remote()
 
 
 def _process(number: int) -> psutil.Process | None:

@@ -66,7 +66,6 @@ def run_with(
     options: dict[str, Any], token_file: Path | None = None, *, serves: bool = False
 ) -> None:
     """Make the configuration, run, and print what came out. `serves`: workers join from other machines."""
-    from speedo.run.engine_choice import with_engine
     from speedo.study.doctor import require_for
     from speedo.watch.console import ErrorConsole, Progress
 
@@ -84,8 +83,6 @@ def run_with(
 
         options["resume"] = fetch_run(uri, options.pop("run_dir"), complain)
     config = make_config(options, file=file)
-    if not config.own:
-        config = with_engine(config, lambda line: say(line, err=True))
     require_for(config)
     with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         from speedo.actors import launch

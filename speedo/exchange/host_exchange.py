@@ -16,7 +16,8 @@ import numpy as np
 from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreError, TeamBrokenError
 from speedo.exchange.collective import REGROUP, SAME_CALLS, Array
 from speedo.storage import keys
-from speedo.storage.base import MAX_HEAD_BYTES, Store
+from speedo.storage.base import Store
+from speedo.storage.keys import MAX_HEAD_BYTES
 
 LEAST_PAUSE_S: Final = 2e-4
 MOST_PAUSE_S: Final = 5e-3

@@ -16,9 +16,16 @@ from speedo.exchange.codecs import NO_COMPRESSION, Codec, Compression, make_code
 from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state
 from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, header_for
 from speedo.master.begun_versions import BegunVersions
-from speedo.master.divergence import DivergenceWatch, merge_by, squared_norm
+from speedo.master.divergence import DivergenceWatch, squared_norm
 from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
-from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_sums, average_into
+from speedo.sgd_modes.rules import (
+    Contribution,
+    MergeRule,
+    State,
+    add_sums,
+    average_into,
+    merge_by,
+)
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.system.failpoints import reached

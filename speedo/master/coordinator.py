@@ -5,8 +5,8 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
 
 - *Tickets.* Each turn has a unique number. A result is accepted only while its worker has the same incarnation and
   this ticket is outstanding; accepting it ends the ticket. So a result merges at most once, and late, repeated and
-  foreign results are refused. The ticket is checked once: `handle(Trained)` answers with `Receive`, whose outcome,
-  `Received` or `Refused`, is the next event.
+  foreign results are refused. The ticket is checked once: `handle(Trained)` answers with `Receive`; the next event is
+  the same `Receive`, once its payload can be merged, or `Refused`.
 - *Versions.* Only a merge makes a version, the next one.
 - *Iterations* count samples merged, divided by the solver's batch. No more turns are issued than the remaining work
   needs. A worker without work, or while too few workers live, is parked: for the strategy it has left, and joins
@@ -31,12 +31,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speedo.master.members import Held, Member, Merged, Receive, Received, Turn, drop_of
-from speedo.master.plan import crossed
 from speedo.master.reasons import ALL_DONE
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.master.turn_book import TurnBook
+from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, crossed, drop_of
 from speedo.messages import (
     AT_MAX_ITER,
     Action,
@@ -70,7 +68,6 @@ class Coordinator(TurnBook):
 
     stopping: Stopping = field(default_factory=Stopping)
     _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
-    _receiving: tuple[Trained, Member, Turn] | Stretch | None = None
     _started: bool = False
     _more: bool = False
     _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
@@ -93,21 +90,21 @@ class Coordinator(TurnBook):
 
     # ------------------------------------------------------------ events
 
-    def handle(self, event: Event | Received, *, more: bool = False) -> Receive | list[Action]:
+    def handle(self, event: Event | Receive, *, more: bool = False) -> Receive | list[Action]:
         """Take one event; returns what follows from it. A finished run answers only with refusals.
 
         `more`: the next event waits already, and is a result of another worker than those before it that waited, too.
         """
         actions: list[Action] = []
         self._more = more
-        if not isinstance(event, (Trained, Received)):
+        if not isinstance(event, (Trained, Receive)):
             self._let_train(actions)
         match event:
             case Trained():
                 receive = self._on_trained(event, actions)
                 if receive is not None:
                     return receive
-            case Received():
+            case Receive():
                 self._on_received(event, actions)
             case Joined() if not self.finished:
                 self._on_joined(event, actions)
@@ -198,7 +195,6 @@ class Coordinator(TurnBook):
             return None
         member, turn = owed
         if turn.stretch is None:
-            self._receiving = (event, member, turn)
             return Receive(event, turn.rule)
         return self._on_trained_in_team(event, member, turn, turn.stretch, actions)
 
@@ -218,22 +214,21 @@ class Coordinator(TurnBook):
             self._parked.add(event.worker)
             return None
         if stretch.take(part, event):
-            self._receiving = stretch
             assert stretch.result is not None
             return Receive(stretch.result, stretch.rule)
         return None
 
-    def _on_received(self, event: Received, actions: list[Action]) -> None:
-        receiving, self._receiving = self._receiving, None
-        assert receiving is not None
-        if isinstance(receiving, Stretch):
-            parts, unit, rule = receiving.parts, receiving.unit, receiving.rule
-            self._teams[unit].complete(receiving)
+    def _on_received(self, event: Receive, actions: list[Action]) -> None:
+        result, rule = event.result, event.rule
+        stretch = self._received_stretch(result)
+        if stretch is not None:
+            parts, unit = stretch.parts, stretch.unit
+            self._teams[unit].complete(stretch)
         else:
-            result, member, turn = receiving
-            assert result.ticket == event.ticket
-            parts = (self._end_turn(result, member, turn, result.worker),)
-            unit, rule = member.unit, turn.rule
+            owed = self._owed(result)
+            assert not isinstance(owed, str), owed
+            member, turn = owed
+            parts, unit = (self._end_turn(result, member, turn, result.worker),), member.unit
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].strikes = 0
@@ -241,16 +236,25 @@ class Coordinator(TurnBook):
         samples = sum(part.samples for part in parts)
         staleness = max(part.staleness for part in parts)
         self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
-        if isinstance(receiving, Stretch):
-            self._test_what_it_came_to(receiving, actions)
+        if stretch is not None:
+            self._test_what_it_came_to(stretch, actions)
+
+    def _received_stretch(self, result: Trained | Refused) -> Stretch | None:
+        """The stretch whose members have all answered, if this is its leader's result, which stands for all."""
+        member = self.members.get(result.worker)
+        team = None if member is None else self._teams.get(member.unit)
+        stretch = None if team is None else team.stretch
+        if stretch is None or stretch.result is None or stretch.owing:
+            return None
+        return stretch if stretch.result.ticket == result.ticket else None
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
-        receiving, self._receiving = self._receiving, None
-        if isinstance(receiving, Stretch) and not self.finished:
+        stretch = self._received_stretch(event)
+        if stretch is not None:
             member = self.members[event.worker]
             actions.append(drop_of(event, "refused", event.reason))
-            receiving.forget(event.worker)
-            self._void(receiving, f"the sum of its team was refused: {event.reason}", actions)
+            stretch.forget(event.worker)
+            self._void(stretch, f"the sum of its team was refused: {event.reason}", actions)
         else:
             owed = self._owed(event)
             if isinstance(owed, str):

@@ -1,4 +1,4 @@
-"""Detects divergence: of a result by the norm of its vector, of a merge by what it makes, of the run by the losses.
+"""Detects divergence: of a result by the norm of its vector, of the run by the losses.
 
 A result is refused if it is not finite, or if its L2 norm is out of proportion to the median of the norms that were
 accepted before.
@@ -15,18 +15,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from speedo.errors import NOT_FINITE, SpeedoError, TrainingStopped
+from speedo.errors import NOT_FINITE, TrainingStopped
 from speedo.exchange.vector import Vector
 from speedo.messages import Kind, Merge, Trained
 from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
-from speedo.sgd_modes.rules import Contribution, MergeRule, State
-from speedo.sgd_modes.rules.base import title_of
 
 WINDOW: Final = 50
 SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter
@@ -185,31 +182,3 @@ def check_update(center: Vector, iteration: int) -> None:
         raise TrainingStopped(
             f"the solver's update at iteration {iteration} is not finite: training has diverged; lower --lr"
         )
-
-
-def merge_by(
-    rule: MergeRule,
-    center: Vector,
-    contributions: Sequence[Contribution],
-    rate: float,
-    iteration: int,
-    state: State,
-) -> None:
-    """Merge in place. Raises `TrainingStopped`, with the center as it was, if the rule fails or the outcome is not
-    finite; of a rule that keeps what is finite so, nothing is looked at."""
-    if rule.keeps_finite:
-        rule.merge(center, contributions, rate, iteration, state)
-        return
-    former, what = center.copy(), f"rule {title_of(type(rule))} at iteration {iteration}"
-    try:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            rule.merge(center, contributions, rate, iteration, state)
-            finite = bool(np.isfinite(center).all()) and state.is_finite
-        problem = "" if finite else "it made a center or a state that is not finite"
-    except SpeedoError:
-        raise
-    except Exception as error:
-        problem = f"it raised {type(error).__name__}: {error}"
-    if problem:
-        np.copyto(center, former)
-        raise TrainingStopped(f"{what}: {problem}; correct the rule, or its options")

@@ -21,7 +21,6 @@ from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
-from speedo.master.members import Receive, Received
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
     ALL_TRAINED,
@@ -31,6 +30,7 @@ from speedo.master.reasons import (
     too_few_left,
 )
 from speedo.master.stopping import BestModel, TimeLimit
+from speedo.master.turn_book import Receive
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
@@ -265,11 +265,10 @@ class Driver:
         """The coordinator's actions after this event; if it asks for a payload, that is received first."""
         answer = self.coordinator.handle(event, more=more)
         while isinstance(answer, Receive):
-            result = answer.result
-            refused = self.center.receive(result, answer.rule)
+            refused = self.center.receive(answer.result, answer.rule)
             if refused is not None and not refused.blame:
                 self.center.restore()
-            answer = self.coordinator.handle(refused or Received(result.ticket), more=more)
+            answer = self.coordinator.handle(refused or answer, more=more)
         return answer
 
     def _on_tested(self, event: Tested) -> None:

@@ -1,19 +1,21 @@
-"""Who is in a run, and which turns are out: tickets, versions, iterations, samples, the units that the strategy knows.
+"""The books of a run: its plan, its workers, the turns that they owe the results of, and the results that are held.
 
-It decides nothing: `speedo.master.coordinator` says who trains, and carries on from here.
+Tickets, versions, iterations and samples are counted here, and the units that the strategy knows. It decides nothing:
+`speedo.master.coordinator` says who trains, and carries on from here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from speedo.master.members import Member, Turn
-from speedo.master.plan import Plan, rounds_of
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.messages import (
     NO_TUNING,
     Action,
+    Drop,
     Joined,
+    Kind,
     OwnResults,
     Part,
     Refused,
@@ -25,7 +27,134 @@ from speedo.messages import (
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
-from speedo.sgd_modes.turn_length import AdaptiveLength, TurnLength, as_turn_length
+from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
+
+MOST_ROUNDS: Final = 1000  # of a stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
+
+    batch: int
+    max_iter: int
+    workers: int
+    min_workers: int = 1
+    test_interval: int = 0
+    test_initialization: bool = False
+    snapshot: int = 0
+    teams: bool = False  # whether workers that can meet sum among themselves
+    over_hosts: bool = False  # whether a team has the workers of all hosts, else those of one
+    stretch_s: float = 0.0  # seconds that a team may train between two reports
+    own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
+
+    @property
+    def samples(self) -> int:
+        return self.batch * self.max_iter
+
+
+def crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of the interval is in (before, after]."""
+    return interval > 0 and after // interval > before // interval
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn that its worker still owes the result of.
+
+    `samples` are those of its steps, of `per_step` each; of fewer if it `may_end_early`.
+    """
+
+    ticket: int
+    samples: int
+    received_before: int
+    rule: MergeRule
+    stretch: Stretch | None = None
+    per_step: int = 1
+    may_end_early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The merge that a worker's latest result went into, of ticket `ticket`."""
+
+    version: int
+    rule: MergeRule
+    rate: float
+    ticket: int
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that is in the run."""
+
+    incarnation: int
+    samples_per_step: int
+    depth: int = 1
+    unit: int = 0  # what the strategy knows it by: itself, or its team
+    meets: str = ""  # as in `Joined`
+    turns: list[Turn] = field(default_factory=list)  # the oldest first
+    latest: int = 0  # the ticket of the turn that was issued last
+    strikes: int = 0
+    pauses: bool = False
+    merged: Merged | None = None
+
+    def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
+        """Elastic averaging: `Train.moving_rate` and `Train.own.merged` of the turn that was just added.
+
+        A worker continues from its own weights right after its own merge, or ahead of it.
+        """
+        merged = self.merged
+        if rule.payload is Kind.WEIGHTS:
+            if merged is not None and merged.rule is rule and merged.version == version:
+                return merged.rate, merged.ticket
+            if len(self.turns) > 1:
+                return 0.0, 0
+        return None, 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
+        in_order = not self.turns or self.turns[-1].ticket == self.latest
+        return in_order and len(self.turns) < self.depth
+
+    def turn(self, ticket: int) -> Turn | None:
+        """The turn of this ticket, while its result is owed."""
+        for turn in self.turns:
+            if turn.ticket == ticket:
+                return turn
+        return None
+
+    def end(self, turn: Turn) -> None:
+        """Its result has come. It is the worker's own, which makes no other turn of it staler."""
+        self.turns.remove(turn)
+        for other in self.turns:
+            other.received_before += 1
+        self.merged = None
+
+    def end_all(self) -> int:
+        """None of its results is waited for any more: the samples of all these turns."""
+        samples = sum(turn.samples for turn in self.turns)
+        self.turns.clear()
+        self.merged = None
+        return samples
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The results of a unit, whose payload is received, and that wait for the strategy's decision."""
+
+    parts: tuple[Part, ...]
+    rule: MergeRule
+    length: Length = 1  # of the turns of its phase
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Take the payload of this result out of the store, to be merged by this rule; handed back when that is done."""
+
+    result: Trained
+    rule: MergeRule
 
 
 @dataclass
@@ -261,3 +390,40 @@ class TurnBook:
 
     def _rate(self, rule: MergeRule, staleness: int = 0) -> float:
         return rule.rate(max(len(self.members), 1), staleness)
+
+
+def rounds_of(
+    plan: Plan,
+    iteration: int,
+    left: int,
+    samples: int,
+    round_s: float,
+    change: int | None = None,
+) -> int:
+    """How many rounds of so many `samples` a team that trains alone does before it reports; at least 1.
+
+    At most what fits into the plan's seconds, into the samples that are `left`, before the next test or snapshot, and
+    before the iteration at which turns `change` their length.
+    1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
+    """
+    per_round, rest = divmod(samples, plan.batch)
+    if rest or per_round == 0 or round_s <= 0.0:
+        return 1
+    rounds = min(MOST_ROUNDS, int(plan.stretch_s / round_s), left // samples)
+    for interval in (plan.test_interval, plan.snapshot):
+        if interval:
+            rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
+    if change is not None:
+        rounds = min(rounds, -(-(change - iteration) // per_round))
+    return max(1, rounds)
+
+
+def drop_of(
+    result: Trained | Refused | Part,
+    decision: str,
+    reason: str,
+    staleness: int = 0,
+    loss: float = float("nan"),
+) -> Drop:
+    """The record of a result that is not merged."""
+    return Drop(result.worker, result.incarnation, result.ticket, decision, reason, staleness, loss)

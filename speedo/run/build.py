@@ -22,11 +22,11 @@ from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
 from speedo.master.leases import Leases
 from speedo.master.observers import Observers
-from speedo.master.plan import Plan
 from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
+from speedo.master.turn_book import Plan
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exports import make_exports

@@ -9,6 +9,7 @@ from speedo.engines.make import (
     CAFFE_REMEDY,
     TORCH_REMEDY,
     EngineChoice,
+    EngineName,
     chosen_engine,
     is_installed,
     prepare_to_read,
@@ -18,8 +19,8 @@ from speedo.run.config.engine_checks import problems_of_engine
 from speedo.run.config.run_config import RunConfig, make_config
 
 
-def with_engine(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
-    """The configuration with its engine decided. Raises `ConfigError`, or `EngineError` if that engine is not here."""
+def decided_engine(config: RunConfig, note: Callable[[str], None]) -> EngineName:
+    """The engine of this configuration. Raises `ConfigError`, or `EngineError` if that engine is not here."""
     engine, line = chosen_engine(config.engine)
     if line:
         note(line)
@@ -27,22 +28,23 @@ def with_engine(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
     if problems := problems_of_engine(decided):
         raise ConfigError(problems)
     require_engine(decided_choice(decided))
-    return decided
+    return engine
 
 
 def decided_choice(config: RunConfig) -> EngineChoice:
-    """What a run computes with, of which `with_engine` has decided the engine; until then Caffe."""
+    """What a run computes with, of which `decided_engine` has decided the engine; until then Caffe."""
     return EngineChoice(config.engine or "caffe", config.device, config.precision)
 
 
 def choice_of(
     note: Callable[[str], None], engine: str | None = None, **options: Any
 ) -> EngineChoice:
-    """As `with_engine`, for a command that is no run: from its options `engine`, `device`, `precision`.
+    """As `decided_engine`, for a command that is no run: from its options `engine`, `device`, `precision`.
 
     Those that are None were not given. This process reads Caffe's files for that engine.
     """
-    choice = decided_choice(with_engine(make_config({"engine": engine, **options}), note))
+    config = make_config({"engine": engine, **options})
+    choice = decided_choice(config.model_copy(update={"engine": decided_engine(config, note)}))
     prepare_to_read(choice.engine)
     return choice
 

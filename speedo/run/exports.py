@@ -23,8 +23,8 @@ from speedo.watch.export.tensorboard import TensorBoardFile
 from speedo.watch.status import StatusBoard
 
 
-def check_exports(config: RunConfig, *, resumed: bool) -> RunConfig:
-    """The configuration with whole paths; raises `ConfigError` if a port is taken or a file cannot be written."""
+def check_exports(config: RunConfig, *, resumed: bool) -> str | None:
+    """The whole path of `--caffe-log`; raises `ConfigError` if a port is taken or a file cannot be written."""
     if (port := config.metrics_port) is not None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,7 +36,7 @@ def check_exports(config: RunConfig, *, resumed: bool) -> RunConfig:
                     f"metrics_port {port} cannot be served on {HOST} ({why}): give another"
                 ) from None
     if config.caffe_log in (None, AUTO_LOG):
-        return config
+        return config.caffe_log
     assert config.caffe_log is not None
     path = Path(os.path.abspath(config.caffe_log))
     if path.exists() and not resumed:
@@ -46,7 +46,7 @@ def check_exports(config: RunConfig, *, resumed: bool) -> RunConfig:
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
         raise ConfigError(f"caffe_log {path} cannot be written: give a file in a folder of yours")
-    return config.model_copy(update={"caffe_log": str(path)})
+    return str(path)
 
 
 def make_exports(

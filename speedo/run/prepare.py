@@ -1,19 +1,22 @@
-"""Prepares a run from its configuration: reads and checks the solver, makes sure that its data is there."""
+"""Prepares a run from its configuration: reads and checks the solver, makes sure that its data is there.
+
+Once a trial has built its nets, it says how the run divides batches, records and tests among its processes.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from speedo.data.remote.run_copy import check_writable
 from speedo.data.roots import cache_root, default_data_root
 from speedo.engines.make import prepare_to_read
-from speedo.engines.net_trial import CaffeFacts, check_in_subprocess
+from speedo.engines.net_trial import NEITHER, CaffeFacts, check_in_subprocess
 from speedo.engines.solver import (
     Draws,
     SolverOverrides,
@@ -28,6 +31,12 @@ from speedo.engines.solver import (
 from speedo.engines.solver.bundled import bundled_solver
 from speedo.engines.solver.conversion import convert_databases
 from speedo.engines.solver.data_layers import count_records
+from speedo.engines.solver.division import (
+    obstacle_to_parts,
+    order_of_records,
+    state_between_batches,
+)
+from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.exchange.codecs import Compression
@@ -36,7 +45,7 @@ from speedo.run.config.option_checks import weights_in
 from speedo.run.config.run_config import RunConfig
 from speedo.run.config.stopping_checks import problems_with_outputs, problems_with_tests
 from speedo.run.datasets import make_dataset, preparable_dataset
-from speedo.run.engine_choice import decided_choice, with_engine
+from speedo.run.engine_choice import decided_choice, decided_engine
 from speedo.run.exports import check_exports
 from speedo.run.remote_inputs import fetch_sources, fetch_weights, located, located_weights
 from speedo.run.script_job import ScriptJob
@@ -85,7 +94,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
-    config = with_engine(config, note)
+    config = config.model_copy(update={"engine": decided_engine(config, note)})
     prepare_to_read(decided_choice(config).engine)
     if config.redis is not None:
         _check_url(config.redis)
@@ -95,7 +104,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     path = chosen_solver(config.solver)
     data_root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
-    config = check_exports(config, resumed=isinstance(resumed, Resumed))
+    caffe_log = check_exports(config, resumed=isinstance(resumed, Resumed))
+    config = config.model_copy(update={"caffe_log": caffe_log})
     overrides = SolverOverrides(
         max_iter=config.max_iter,
         # 0 is ours: Caffe knows no test at the end alone.
@@ -351,3 +361,80 @@ def _weights_to_try(prepared: Prepared) -> tuple[Path, ...]:
     if isinstance(prepared.resumed, CaffeSnapshot):
         return (prepared.resumed.model,)
     return () if prepared.resumed is not None else located_weights(prepared.config.weights)
+
+
+# ---------------------------------------------------------------- after the trial of the nets
+
+
+def with_division(prepared: Prepared, facts: CaffeFacts, note: Callable[[str], None]) -> Prepared:
+    """The run with its batches, records and tests divided only as its nets allow; `note` gets a line for each change.
+
+    A division that would not give Caffe's step is not made. Raises `ConfigError` or `SolverError` for one that was
+    asked for and cannot be.
+    """
+    config, spec = prepared.config, prepared.spec
+    solver = parse_text(spec.text, caffe_proto().SolverParameter())
+    net = solver.train_net_param
+    sequence = order_of_records(net)
+    if config.splits_batch and config.workers > 1:
+        obstacle = sequence or obstacle_to_parts(net)
+        if reason := obstacle or facts.undivided:
+            # Records that a trial found to depend on each other may be neighbours for a reason.
+            sequence = sequence if obstacle else reason
+            config = _with_whole_batch(config, reason, facts, note)
+        elif facts.division == "sum":
+            spec = replace(spec, sums_losses=True)
+            note(
+                "the loss of a batch is a sum over its records: the workers' gradients are added up"
+            )
+    if sequence and config.workers > 1:
+        config = _with_offset(prepared, config, sequence, note)
+    config = _with_tests_in_one(config, solver.test_net_param, note)
+    if config is prepared.config and spec is prepared.spec:
+        return prepared
+    settings = run_settings(config, spec, prepared.run)
+    return replace(prepared, config=config, settings=replace(settings, seed=prepared.settings.seed))
+
+
+def _with_tests_in_one(
+    config: RunConfig, nets: Iterable[Any], note: Callable[[str], None]
+) -> RunConfig:
+    """The options with one tester where a test must not be cut into parts."""
+    if config.testers == 1 or not (state := state_between_batches(nets)):
+        return config
+    note(f"one tester (--testers 1): {state}")
+    return config.model_copy(update={"testers": 1})
+
+
+def _with_whole_batch(
+    config: RunConfig, reason: str, facts: CaffeFacts, note: Callable[[str], None]
+) -> RunConfig:
+    if config.split_batch is None:
+        note(
+            f"each worker trains on whole batches (--whole-batch), as parts would not give Caffe's step: {reason}"
+        )
+        return config.model_copy(update={"split_batch": False})
+    if facts.undivided not in ("", NEITHER):
+        raise SolverError(f"--split-batch: {facts.undivided}; use --whole-batch")
+    note(f"warning: with --split-batch the steps are not Caffe's: {reason}")
+    return config
+
+
+def _with_offset(
+    prepared: Prepared, config: RunConfig, reason: str, note: Callable[[str], None]
+) -> RunConfig:
+    """Each worker reads all records in their order, from a place of its own."""
+    if config.data_share in ("offset", "same"):
+        return config
+    if "data_share" in config.model_fields_set:
+        note(
+            f"warning: --data-share {config.data_share} gives each worker every so many-th record: {reason}"
+        )
+        return config
+    if prepared.records is None:
+        raise ConfigError(
+            f"{reason}, so the records must stay in their order, but they cannot be counted to begin at several "
+            "places: use --workers 1, or --data-share same"
+        )
+    note(f"each worker reads all records, from a place of its own (--data-share offset): {reason}")
+    return config.model_copy(update={"data_share": "offset"})

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from speedo.storage.base import MAX_HEAD_BYTES, Store
+from speedo.storage.base import Store
+from speedo.storage.keys import MAX_HEAD_BYTES
 from speedo.storage.memory_store import MemoryStore
 
 if TYPE_CHECKING:

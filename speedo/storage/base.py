@@ -14,22 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from speedo.errors import PayloadError, StoreError
 from speedo.storage import keys
 
-MAX_HEAD_BYTES = 4096
 Arrived = Callable[[int], None]
 """Gets how many bytes, from the first, are in place; 0 where reading begins, perhaps again."""
-
-
-def check_blob(key: str, head: bytes) -> None:
-    """Refuse a key (`StoreError`) or a head (`PayloadError`) that no store accepts."""
-    if not key or "#" in key:
-        raise StoreError(
-            f"{key!r} cannot be a key: it must not be empty, and '#' marks parts of a blob"
-        )
-    if len(head) > MAX_HEAD_BYTES:
-        raise PayloadError(f"a head has at most {MAX_HEAD_BYTES} bytes, this one {len(head)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ class Store(Protocol):
         """Write a blob, visible once it is complete; `expire_s` removes it after that time.
 
         `body` is contiguous bytes (format "B"). Overwriting a key replaces the blob as a whole.
-        Raises `PayloadError` for a head above `MAX_HEAD_BYTES`, `StoreError` for the rest; the key
+        Raises `PayloadError` for a head above `keys.MAX_HEAD_BYTES`, `StoreError` for the rest; the key
         then holds the former blob, the new one or nothing, but never a part.
         """
         ...

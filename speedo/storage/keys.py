@@ -1,10 +1,16 @@
-"""All keys that SpeeDO writes to a store.
+"""All keys that SpeeDO writes to a store, and which key or head no store accepts.
 
 All keys of a run begin with `speedo:{run}:`, so that several runs can share one server, and a run can be
 removed by its prefix.
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+from speedo.errors import PayloadError, StoreError
+
+MAX_HEAD_BYTES: Final = 4096
 
 
 def prefix(run: str) -> str:
@@ -101,3 +107,13 @@ def probe(run: str) -> str:
 def pattern(prefix: str) -> str:
     """Redis's glob pattern for the keys that begin with `prefix`, in which its special characters are escaped."""
     return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"
+
+
+def check_blob(key: str, head: bytes) -> None:
+    """Refuse a key (`StoreError`) or a head (`PayloadError`) that no store accepts."""
+    if not key or "#" in key:
+        raise StoreError(
+            f"{key!r} cannot be a key: it must not be empty, and '#' marks parts of a blob"
+        )
+    if len(head) > MAX_HEAD_BYTES:
+        raise PayloadError(f"a head has at most {MAX_HEAD_BYTES} bytes, this one {len(head)}")

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.storage.base import Arrived, View, check_blob
+from speedo.storage.base import Arrived, View
+from speedo.storage.keys import check_blob
 
 _NEVER: Final = float("inf")
 _FEW: Final = 1024

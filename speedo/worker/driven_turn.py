@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from speedo.exchange.vector import Vector
 from speedo.messages import Records, Train, Trained
 from speedo.system.failpoints import reached
-from speedo.worker.participant import Participant
+from speedo.worker.turn import Participant
 
 
 @dataclass

@@ -26,8 +26,7 @@ from speedo.messages import Kind, Records, Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.system.failpoints import reached
 from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.participant import Participant
-from speedo.worker.turn import Worker
+from speedo.worker.turn import Participant, Worker
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")

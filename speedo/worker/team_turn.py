@@ -92,8 +92,9 @@ class TeamMember:
         self._gathering.close()
 
     def turn(self, command: Train) -> Trained:
-        """As `Worker.turn`, for a command to a team. Raises `TeamBrokenError` if another member ended it."""
-        assert command.team is not None
+        """As `Worker.turn`, also for a command to a team. Raises `TeamBrokenError` if another member ended it."""
+        if command.team is None:
+            return self._worker.turn(command)
         gathering = self._gathering
         try:
             members, size = len(command.team.members), self._worker.engine.layout.size

@@ -86,7 +86,7 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
     ray_here: Any, tmp_path: Path
 ) -> None:
     from speedo.actors.master_actor import MasterActor
-    from speedo.actors.ray_node.spawn import spawn
+    from speedo.actors.ray_node.actor_class import actor_class
 
     def ask(reference: Any) -> Any:
         return ray_here.get(reference, timeout=WAIT_S)
@@ -100,8 +100,8 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         job = ScriptJob(tmp_path / "train.py")
         settings = RunSettings("here", "1", job, 2, (1, 1), seed=1, timeout_s=WAIT_S, near=near)
         run_dir = create_run_dir(tmp_path / "run")
-        master = spawn(
-            MasterActor, config, settings, run_dir, tmp_path, None, None, False, threads=16
+        master = actor_class(MasterActor, threads=16).remote(
+            config, settings, run_dir, tmp_path, None, None, False
         )
         ask(master.ready.remote())
         run = master.run.remote()
@@ -109,7 +109,7 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         places = [ask(master.assign.remote("here")) for _ in range(3)]
         sizes = (8, 8, 9)  # the last is another model
         scripts = [
-            spawn(Script, master, settings, place, size, threads=2)
+            actor_class(Script, threads=2).remote(master, settings, place, size)
             for place, size in zip(places, sizes, strict=True)
         ]
         ready = [ask(script.ready.remote()) for script in scripts]

@@ -12,7 +12,7 @@ import pytest
 from speedo.engines.make import EngineChoice, chosen_engine, is_installed
 from speedo.errors import ConfigError
 from speedo.run.config.run_config import make_config
-from speedo.run.engine_choice import choice_of, decided_choice, with_engine
+from speedo.run.engine_choice import choice_of, decided_choice, decided_engine
 
 
 def problems_of(call: Callable[[], object]) -> list[str]:
@@ -53,9 +53,9 @@ def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], proble
 @pytest.mark.caffe
 def test_caffe_is_the_default_and_refuses_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPEEDO_ENGINE", raising=False)
-    assert with_engine(make_config({}), quiet).engine == "caffe"
-    assert with_engine(make_config({"device": "cpu"}), quiet).device == "cpu"
-    found = problems_of(lambda: with_engine(make_config({"device": "cuda"}), quiet))
+    assert decided_engine(make_config({}), quiet) == "caffe"
+    assert decided_engine(make_config({"device": "cpu"}), quiet) == "caffe"
+    found = problems_of(lambda: decided_engine(make_config({"device": "cuda"}), quiet))
     assert found[0].startswith("device is cuda, but with the engine caffe")
 
 
@@ -73,7 +73,8 @@ def test_the_environment_names_the_engine_and_an_option_overrides_it(
 
 @pytest.mark.torch
 def test_cpu_as_earlier_versions_had_it_is_the_device_cpu() -> None:
-    config = with_engine(make_config({"engine": "torch", "cpu": True}), quiet)
+    config = make_config({"engine": "torch", "cpu": True})
+    assert decided_engine(config, quiet) == "torch"
     assert decided_choice(config) == EngineChoice("torch", "cpu", "float32")
     assert make_config({"cpu": False}) == make_config({})
     assert make_config({"cpu": True}) == make_config({"device": "cpu"})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from speedo.master.coordinator import STRIKES, Coordinator
-from speedo.master.members import Receive, Received
-from speedo.master.plan import Plan
+from speedo.master.turn_book import Plan, Receive
 from speedo.messages import (
     Action,
     Drop,
@@ -83,7 +82,7 @@ def test_a_result_is_received_before_anything_follows_from_it() -> None:
     answer = run.coordinator.handle(event)
     assert answer == Receive(event, run.coordinator.strategy.rule)
     assert (run.coordinator.received, run.coordinator.samples) == (0, 0)
-    merge, train = run.do(Received(event.ticket))
+    merge, train = run.do(answer)
     assert isinstance(merge, Merge)
     assert isinstance(train, Train)
     assert (run.coordinator.received, run.coordinator.samples) == (1, 10)

@@ -9,7 +9,6 @@ import pytest
 
 from speedo import messages
 from speedo.master.driver import Limits
-from speedo.master.plan import Plan
 from speedo.master.reasons import (
     busy_tester,
     silent_tester,
@@ -17,6 +16,7 @@ from speedo.master.reasons import (
     too_few_left,
     turn_overdue,
 )
+from speedo.master.turn_book import Plan
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Action, Event, Snapshot, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous

@@ -26,8 +26,7 @@ from speedo.engines.solver.data_layers import count_records
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Vector
 from speedo.run.config.run_config import make_config
-from speedo.run.division import with_division
-from speedo.run.prepare import Prepared, check_nets, run_settings
+from speedo.run.prepare import Prepared, check_nets, run_settings, with_division
 from speedo.storage.memory_store import MemoryStore
 from tests.runs.local import train_as
 from tests.support.nets import relative_difference, write_solver

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.master.plan import Plan, rounds_of
+from speedo.master.turn_book import Plan, rounds_of
 from speedo.messages import (
     Drop,
     Evaluate,

@@ -13,6 +13,7 @@ from speedo.errors import EngineError, MissingKeyError, StoreUnavailableError
 from speedo.exchange.channel import (
     SOCKET,
     Channels,
+    EventQueue,
     Message,
     WorkerChannel,
     pack,
@@ -20,7 +21,6 @@ from speedo.exchange.channel import (
     unpack,
 )
 from speedo.exchange.core_affinity import DriverThread
-from speedo.exchange.event_queue import EventQueue
 from speedo.messages import Kind, OwnResults, Refused, SaveState, StateSaved, Train, Trained
 
 WAIT_S = 10.0

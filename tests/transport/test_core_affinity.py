@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from speedo.exchange.channel import Channels, Message, WorkerChannel
+from speedo.exchange.channel import Channels, EventQueue, Message, WorkerChannel
 from speedo.exchange.core_affinity import Draw, DriverCore, DriverThread
-from speedo.exchange.event_queue import EventQueue
 from speedo.messages import Kind, Train, Trained
 
 WAIT_S = 10.0

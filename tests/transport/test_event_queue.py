@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from speedo.exchange.event_queue import EventQueue
+from speedo.exchange.channel import EventQueue
 
 WAIT_S = 10.0
 
@@ -134,7 +134,7 @@ def test_a_socket_that_is_not_heard_any_more_is_told_with_its_cause() -> None:
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speedo.exchange.event_queue.MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr("speedo.exchange.channel.MOST_LINE_BYTES", 1000)
     events: EventQueue[bytes] = EventQueue()
     told: list[str] = []
     ours, theirs = socket.socketpair()

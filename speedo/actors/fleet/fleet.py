@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from speedo.actors.fleet.keeper import News, NodeKeeper
 from speedo.actors.fleet.seats import Seat, Seats, offered_hosts
-from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_node.actor_class import actor_class
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
@@ -316,13 +316,11 @@ class Fleet:
         root = self._prepared.config.data_root
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         name = _name_of(node)
-        handle = spawn(
-            NodeKeeper,
+        keeper = actor_class(NodeKeeper, threads=KEEPER_THREADS, scheduling_strategy=here)
+        handle = keeper.remote(
             name,
             root if root is None or uri_of(root) is not None else root.absolute(),
             self._prepared.run_dir.absolute(),
-            threads=KEEPER_THREADS,
-            scheduling_strategy=here,
         )
         config, spec = self._prepared.config, self._prepared.settings.spec
         asked = handle.examine.remote(

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from speedo.actors.fleet.connection import connected
 from speedo.actors.fleet.seats import Seat, Seats
-from speedo.actors.ray_node.spawn import spawn
+from speedo.actors.ray_node.actor_class import actor_class
 from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
 from speedo.run.config.resources import parse_resources
@@ -57,7 +57,9 @@ class Reservation:
             time.sleep(0.2)
         for seat in seats:
             if seat.key not in self._holders:
-                self._holders[seat.key] = spawn(Holder, **seat.options(self._seats.needs))
+                self._holders[seat.key] = actor_class(
+                    Holder, **seat.options(self._seats.needs)
+                ).remote()
         asked = {key: holder.facts.remote() for key, holder in self._holders.items()}
         workers, failures = [], []
         for number, (key, one) in enumerate(asked.items()):

@@ -424,7 +424,8 @@ def make_config(
     Raises `ConfigError` with every problem found.
     """
     given = as_names({name: value for name, value in options.items() if value is not None})
-    given = with_device(given)
+    if "cpu" in given:  # of a program that was written for an earlier version
+        given = with_device(given)
     file, read = options_in(file, given)
     read = with_device({name: value for name, value in read.items() if name not in RETIRED})
     if given.get("engine", read.get("engine")) != read.get("engine"):

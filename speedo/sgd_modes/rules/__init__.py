@@ -6,18 +6,20 @@ A file that declares `RULE`, a class, is found by `speedo.sgd_modes.registry`, a
 from __future__ import annotations
 
 from speedo.sgd_modes.rules.add_delta import AddDelta
-from speedo.sgd_modes.rules.arithmetic import (
+from speedo.sgd_modes.rules.average_deltas import AverageDeltas
+from speedo.sgd_modes.rules.base import (
     BLOCK,
+    Contribution,
+    MergeRule,
     add_mean,
     add_scaled,
     add_sums,
     average_into,
     blocks,
     mean_into,
+    merge_by,
     scratch_blocks,
 )
-from speedo.sgd_modes.rules.average_deltas import AverageDeltas
-from speedo.sgd_modes.rules.base import Contribution, MergeRule
 from speedo.sgd_modes.rules.elastic import Elastic, pull_towards
 from speedo.sgd_modes.rules.server_gradient import ServerGradient, by_servers
 from speedo.sgd_modes.rules.state import NO_STATE, State
@@ -41,6 +43,7 @@ __all__ = [
     "blocks",
     "by_servers",
     "mean_into",
+    "merge_by",
     "pull_towards",
     "scratch_blocks",
 ]

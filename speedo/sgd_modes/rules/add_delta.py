@@ -11,8 +11,7 @@ from math import inf
 from typing import Annotated, ClassVar
 
 from speedo.exchange.vector import Vector
-from speedo.sgd_modes.rules.arithmetic import add_scaled
-from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, add_scaled
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.system.bounds import Interval, Option
 

@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar
 
 from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.add_delta import DELTA_SCALE
-from speedo.sgd_modes.rules.arithmetic import add_mean
-from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, add_mean
 from speedo.sgd_modes.rules.state import NO_STATE, State
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from speedo.exchange.vector import Vector
 from speedo.sgd_modes.rules.add_delta import AddDelta
-from speedo.sgd_modes.rules.arithmetic import blocks, scratch_blocks
-from speedo.sgd_modes.rules.base import Contribution
+from speedo.sgd_modes.rules.base import Contribution, blocks, scratch_blocks
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.system.bounds import Interval, Option
 

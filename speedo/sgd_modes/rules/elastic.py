@@ -13,8 +13,7 @@ import numpy as np
 
 from speedo.exchange.vector import Vector
 from speedo.messages import Kind
-from speedo.sgd_modes.rules.arithmetic import blocks, scratch_blocks
-from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, blocks, scratch_blocks
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.system.bounds import Interval, Option
 

@@ -15,8 +15,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from speedo.exchange.vector import Vector
-from speedo.sgd_modes.rules.arithmetic import blocks, mean_into, scratch_blocks
-from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, blocks, mean_into, scratch_blocks
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.system.bounds import Interval, Option
 

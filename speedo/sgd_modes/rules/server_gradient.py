@@ -10,8 +10,7 @@ import numpy as np
 
 from speedo.exchange.vector import Vector
 from speedo.messages import NO_TUNING, Kind, Tuning
-from speedo.sgd_modes.rules.arithmetic import mean_into
-from speedo.sgd_modes.rules.base import Contribution, MergeRule
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, mean_into
 from speedo.sgd_modes.rules.state import NO_STATE, State
 
 

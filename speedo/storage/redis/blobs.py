@@ -17,7 +17,8 @@ from typing import Final
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import keys
-from speedo.storage.base import MAX_HEAD_BYTES, Arrived
+from speedo.storage.base import Arrived
+from speedo.storage.keys import MAX_HEAD_BYTES
 from speedo.storage.redis.resp import (
     ProtocolError,
     Reply,

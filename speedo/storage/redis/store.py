@@ -19,7 +19,8 @@ import redis
 import redis.connection
 
 from speedo.errors import StoreError, StoreTimeoutError
-from speedo.storage.base import Arrived, View, check_blob
+from speedo.storage.base import Arrived, View
+from speedo.storage.keys import check_blob
 from speedo.storage.redis.blobs import PAGE_KEYS, RedisBlobs
 from speedo.storage.redis.certificate import trusting
 from speedo.storage.redis.errors import (

@@ -26,10 +26,10 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Outcome
 from speedo.master.local_servers import LocalServers
 from speedo.master.observers import Observer
-from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping
+from speedo.master.turn_book import Plan
 from speedo.messages import (
     Command,
     Event,

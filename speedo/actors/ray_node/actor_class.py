@@ -1,4 +1,4 @@
-"""Starts actors on this node only, and without Ray's automatic restarts and retries."""
+"""Actors on this node only, and without Ray's automatic restarts and retries."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
-def spawn(
-    kind: type, *arguments: Any, name: str | None = None, threads: int = 1, **options: Any
-) -> Any:
-    """A handle of a new actor of this class on the node of this process, unless Ray's `options` say otherwise.
+def actor_class(kind: type, *, name: str | None = None, threads: int = 1, **options: Any) -> Any:
+    """Whose `remote` starts an actor of this class on the node of this process, unless Ray's `options` say otherwise.
 
     Ray must not repeat calls: SpeeDO itself guarantees that a result is merged once, and a repeated call could merge it
     twice.
@@ -25,5 +23,5 @@ def spawn(
         "scheduling_strategy": node,
         "name": name,
     }
-    actor: Any = ray.remote(kind)
-    return actor.options(**{**ours, **options}).remote(*arguments)
+    made: Any = ray.remote(kind)
+    return made.options(**{**ours, **options})
