@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
-from speedo.exchange.codecs import parse_compression
+from speedo.exchange.codecs import CODECS, in_words, parse_compression
 from speedo.run.config.engine_checks import problems_of_engine, with_device, without_engine
 from speedo.run.config.findings import sentence
 from speedo.run.config.former_run import options_in
@@ -103,13 +103,15 @@ OVERLAP: Final = (
 SPLIT: Final = "Split the batch over the workers, or give each the whole batch."
 SPLIT_IN: Final = f"split in {', '.join(filter(has_rounds, PLAIN))}"
 
-if TYPE_CHECKING:  # what the modes declare is known when they are found
+if TYPE_CHECKING:  # what modes and codecs declare is known when they are found
     Mode: TypeAlias = str
     PlainMode: TypeAlias = str
+    CenterCodec: TypeAlias = str
     _Phase: TypeAlias = PhaseOptions
     _Run: TypeAlias = RunOptions
 else:
     Mode, PlainMode = one_of(MODES), one_of(tuple(PLAIN))
+    CenterCodec = Literal[tuple(codec.name for codec in CODECS.values() if codec.for_centers)]
     _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
 
 
@@ -157,12 +159,11 @@ class RunConfig(_Run):
         SPLIT, usual=f"{SPLIT_IN} and in hybrids with it",
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
-        "What workers send: none (float32), bfloat16, int8, or topk:F, the fraction F of the values that are "
-        "largest, as in topk:0.01; sparse:F is the same, but each in 2 bits. The error of a payload is added to the "
-        "worker's next one.", checked_by(parse_compression),
+        f"What workers send: {in_words()}. The error of a payload is added to the worker's next one.",
+        checked_by(parse_compression),
         source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
-    compress_center: Annotated[Literal["none", "bfloat16"], Option(
-        "What workers fetch: none (float32) or bfloat16; the center itself stays float32.",
+    compress_center: Annotated[CenterCodec, Option(
+        f"What workers fetch: {in_words(centers=True)}; the center itself stays float32.",
         source="likewise", group=TRAVEL)] = "none"
 
     max_iter: Annotated[int | None, Option(
