@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import isfinite, log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -205,3 +205,21 @@ class Dropout(Elementwise):
 
     def apply(self, bottom: Tensor) -> Tensor:
         return functional.dropout(bottom, self.param.dropout_param.dropout_ratio, self._training)
+
+
+LAYERS: Final = (
+    ReLU,
+    PReLU,
+    ELU,
+    Sigmoid,
+    TanH,
+    AbsVal,
+    BNLL,
+    Exp,
+    Log,
+    Power,
+    Swish,
+    Clip,
+    Threshold,
+    Dropout,
+)

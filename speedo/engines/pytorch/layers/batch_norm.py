@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -58,3 +59,6 @@ class BatchNorm(Layer):
             blobs[0].mul_(kept).add_(mean)
             blobs[1].mul_(kept).add_(variance)
             blobs[2].mul_(kept).add_(1)
+
+
+LAYERS: Final = (BatchNorm,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -81,3 +81,6 @@ class Bias(_AlongAxes):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         top = bottoms[0] + self.stretched(blobs[0] if blobs else bottoms[1])
         return [top.to(bottoms[0].dtype)]
+
+
+LAYERS: Final = (Scale, Bias)

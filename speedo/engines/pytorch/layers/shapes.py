@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -213,3 +213,6 @@ class Tile(Layer):
         repeats = [1] * bottoms[0].ndim
         repeats[self._axis] = self._tiles
         return [bottoms[0].repeat(repeats)]
+
+
+LAYERS: Final = (Concat, Slice, Crop, Flatten, Reshape, Tile)

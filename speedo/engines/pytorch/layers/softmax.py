@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -152,3 +152,6 @@ class Accuracy(_Labelled):
             by_class[1].scatter_add_(0, index.flatten(), counted.flatten())
             tops.append(by_class[0] / by_class[1].clamp_min(1))
         return tops
+
+
+LAYERS: Final = (Softmax, SoftmaxWithLoss, Accuracy)
