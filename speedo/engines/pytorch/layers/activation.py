@@ -17,6 +17,8 @@ from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape
 class Elementwise(Layer):
     """A layer with one bottom and one top of the same shape, and no blobs."""
 
+    in_place = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.check()
         return [bottoms[0]]
@@ -42,6 +44,8 @@ class ReLU(Elementwise):
 
 class PReLU(Layer):
     """ReLU whose negative slope is learned, by channel or for all. Caffe: layers/prelu_layer.cpp."""
+
+    in_place = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.prelu_param
@@ -80,6 +84,8 @@ class TanH(Elementwise):
 
 class AbsVal(Elementwise):
     """|x|, with gradient 0 at 0. Caffe: layers/absval_layer.cpp."""
+
+    in_place = False
 
     def apply(self, bottom: Tensor) -> Tensor:
         return torch.abs(bottom)

@@ -19,6 +19,8 @@ class BatchNorm(Layer):
     Caffe: layers/batch_norm_layer.cpp.
     """
 
+    in_place = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         (bottom,) = bottoms
         param = self.param.batch_norm_param

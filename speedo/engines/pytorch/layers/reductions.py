@@ -143,6 +143,8 @@ class MVN(Layer):
     The top always has four axes. Caffe: layers/mvn_layer.cpp.
     """
 
+    in_place = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.mvn_param
         (bottom,) = bottoms

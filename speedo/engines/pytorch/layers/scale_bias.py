@@ -15,6 +15,8 @@ from speedo.engines.pytorch.layers.axes import canonical_axis
 class _AlongAxes(Layer):
     """A layer whose operand covers the axes of its bottom from `axis` on."""
 
+    in_place = True
+
     bottoms: ClassVar[tuple[int, int | None]] = (1, 2)
 
     def operand_shape(self, param: Any, bottoms: Sequence[Shape]) -> Shape:

@@ -20,6 +20,8 @@ from speedo.engines.pytorch.layers.axes import canonical_axis, count
 class Concat(Layer):
     """The bottoms one behind the other along `axis` (or `concat_dim`). Caffe: layers/concat_layer.cpp."""
 
+    in_place = True
+
     bottoms = (1, None)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -43,6 +45,8 @@ class Slice(Layer):
 
     Caffe: layers/slice_layer.cpp.
     """
+
+    in_place = True
 
     tops = (1, None)
 
@@ -198,6 +202,8 @@ class Reshape(Layer):
 
 class Tile(Layer):
     """`tiles` copies along `axis`. Caffe: layers/tile_layer.cpp."""
+
+    in_place = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         (bottom,) = bottoms

@@ -18,6 +18,8 @@ _LEAST = float(torch.finfo(torch.float32).tiny)  # FLT_MIN, below which Caffe ta
 class Softmax(Layer):
     """exp(x) over its sum along `axis`. Caffe: layers/softmax_layer.cpp."""
 
+    in_place = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self._axis = canonical_axis(self, self.param.softmax_param.axis, bottoms[0])
         return [bottoms[0]]
