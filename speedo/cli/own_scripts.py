@@ -9,12 +9,13 @@ from typing import Any, Final
 from speedo.errors import ConfigError
 from speedo.run.config.option_table import rows
 from speedo.run.config.run_config import MASTER
-from speedo.sgd_modes.registry import RULES, rules_own
+from speedo.sgd_modes.registry import PLAIN, RULES, rules_own
 from speedo.watch.export import EXPORTS
 
 OPTIONS: Final = (
     *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
-    *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
+    *("staleness_scaling", "phases"),
+    *dict.fromkeys(name for mode in PLAIN.values() for name in mode.own),
     *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
     *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),
     *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),

@@ -12,10 +12,10 @@ from speedo.exchange.vector import Layout, Vector
 from speedo.messages import Action, Event
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.base import OwnOption, options_of
-from speedo.watch.status import Status
 
 if TYPE_CHECKING:
     from speedo.engines.solver import SolverSpec
+    from speedo.watch.status import Status
 
 RECORDS: Final = "What is recorded for other tools"  # the options' group
 

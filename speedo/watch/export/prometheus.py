@@ -14,7 +14,6 @@ from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from speedo.errors import ConfigError
 from speedo.messages import Checkpointed, Drop, Evaluate, Merge, Tested, Train, Trained
@@ -25,11 +24,12 @@ from speedo.version import VERSION
 from speedo.watch.export.base import Export, ExportedRun, Told
 from speedo.watch.export.means import TestedIterations
 from speedo.watch.own_names import names_us
-from speedo.watch.status import Status
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
     from prometheus_client.core import Metric
+
+    from speedo.watch.status import Status
 
 HOST: Final = "127.0.0.1"
 STALENESS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # upper bounds of the buckets, in versions
@@ -38,15 +38,6 @@ STATES: Final = ("training", "waiting", "away")
 MOST_LABELS: Final = 1000  # of one metric: workers name the parts of a turn, nets their outputs
 READ_S: Final = 10.0  # for a request to arrive
 PORTS_OF_A_MASTER: Final = 100
-
-
-class _Scrape(WSGIRequestHandler):
-    """A request; nothing is logged."""
-
-    timeout = READ_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
 
 
 def _guarded(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
@@ -135,11 +126,21 @@ class PrometheusMetrics:
 
     def serve(self, port: int) -> int:
         """Answer at this port of loopback, 0 for any; returns the port. Raises `OSError` if it is taken."""
+        from wsgiref.simple_server import WSGIRequestHandler, make_server
+
         from prometheus_client import make_wsgi_app
         from prometheus_client.exposition import ThreadingWSGIServer
 
+        class Scrape(WSGIRequestHandler):
+            """A request; nothing is logged."""
+
+            timeout = READ_S
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
         app = _guarded(make_wsgi_app(self._registry))
-        server = make_server(HOST, port, app, ThreadingWSGIServer, _Scrape)
+        server = make_server(HOST, port, app, ThreadingWSGIServer, Scrape)
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
 
