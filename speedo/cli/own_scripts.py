@@ -9,16 +9,19 @@ from typing import Any, Final
 from speedo.errors import ConfigError
 from speedo.run.config.option_table import rows
 from speedo.run.config.run_config import MASTER
-from speedo.sgd_modes.registry import RULES, rules_own
+from speedo.sgd_modes.registry import PLAIN, RULES, rules_own
+from speedo.watch.export import EXPORTS
 
 OPTIONS: Final = (
     *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
-    *("staleness_scaling", "phases", "backup_workers", "max_advance", "catch_up", "window"),
+    *("staleness_scaling", "phases"),
+    *dict.fromkeys(name for mode in PLAIN.values() for name in mode.own),
     *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
     *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),
     *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),
-    *("join_timeout", "min_workers", "restarts", "servers", "overlap", "tensorboard"),
-    *("metrics_port", "checkpoint_interval", "take_over", "redis_tls"),
+    *("join_timeout", "min_workers", "restarts", "servers", "overlap"),
+    *(name for export in EXPORTS for name in export.own if name not in export.of_solvers),
+    *("checkpoint_interval", "take_over", "redis_tls"),
 )
 # What a script decides itself, or cannot have.
 FIXED: Final = {

@@ -1,36 +1,34 @@
 """The types of layers that a net may name.
 
-Caffe says which it has. For PyTorch those of Caffe's own are listed here, so that a net is checked without importing
-it.
+Caffe says which it has. Those of the PyTorch engine are what its files declare; a net is checked without importing it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Final
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import EngineName
 from speedo.engines.pytorch.refused import REFUSED
 from speedo.system import files
 
-# Caffe: layer_factory.hpp and the files in layers/, by REGISTER_LAYER_CLASS and REGISTER_LAYER_CREATOR.
-CAFFE_LAYERS: Final = (
-    "AbsVal", "Accuracy", "ArgMax", "BNLL", "BatchNorm", "BatchReindex", "Bias", "Clip", "Concat", "ContrastiveLoss",
-    "Convolution", "Crop", "Data", "Deconvolution", "Dropout", "DummyData", "ELU", "Eltwise", "Embed", "EuclideanLoss",
-    "Exp", "Filter", "Flatten", "HDF5Data", "HDF5Output", "HingeLoss", "Im2col", "ImageData", "InfogainLoss",
-    "InnerProduct", "Input", "LRN", "LSTM", "LSTMUnit", "Log", "MVN", "MemoryData", "MultinomialLogisticLoss", "PReLU",
-    "Parameter", "Pooling", "Power", "Python", "RNN", "ReLU", "Reduction", "Reshape", "SPP", "Scale", "Sigmoid",
-    "SigmoidCrossEntropyLoss", "Silence", "Slice", "Softmax", "SoftmaxWithLoss", "Split", "Swish", "TanH", "Threshold",
-    "Tile", "WindowData",
-)  # fmt: skip
-
 
 def layer_types(engine: EngineName) -> Sequence[str]:
-    """All types that are known; with pycaffe also those of a Caffe of the user's own."""
-    return list(load_caffe().layer_type_list()) if engine == "caffe" else CAFFE_LAYERS
+    """All types that are known, also those that the engine refuses; with pycaffe those of the user's own Caffe."""
+    return list(load_caffe().layer_type_list()) if engine == "caffe" else _pytorch_layers()
+
+
+@cache
+def _pytorch_layers() -> tuple[str, ...]:
+    """The names in `LAYERS` of the PyTorch engine's files, read as text: importing them would import PyTorch."""
+    found = list(REFUSED)
+    for file in sorted((Path(__file__).parent / "pytorch").glob("*/*.py")):
+        names = re.search(r"^LAYERS: Final = \(([^)]*)\)", file.read_text("utf-8"), re.MULTILINE)
+        found += re.findall(r"\w+", names[1]) if names else ()
+    return tuple(found)
 
 
 def refusals(engine: EngineName) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from speedo.errors import MissingKeyError, PayloadError
-from speedo.exchange.codecs import Codec, make_codec
+from speedo.exchange.codecs import Codec, check_encoding, make_codec
 from speedo.exchange.ranges import history_layout
 from speedo.exchange.vector import (
     Header,
@@ -59,7 +59,8 @@ def fetch_vector(
         body = codec.body_for(into)
         running = RunningChecksum(body)
         header = Header.unpack(store.read(key, body, running))
-        check_header(header, layout, kind, codec.dtype)
+        check_header(header, layout, kind)
+        check_encoding(header, codec)
         check_sum(header, running.whole())
         codec.decode(body, into)
     except PayloadError as error:
@@ -75,7 +76,8 @@ def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Co
         return None
     try:
         header = Header.unpack(view.head)
-        check_header(header, layout, kind, codec.dtype)
+        check_header(header, layout, kind)
+        check_encoding(header, codec)
         check_body(header, view.body)
     except PayloadError as error:
         view.check()

@@ -7,7 +7,6 @@ once. Outside the process a vector is a header of fixed length, little-endian, a
 
 from __future__ import annotations
 
-import enum
 import math
 import struct
 from collections.abc import Iterator
@@ -29,20 +28,12 @@ FORMAT: Final = 1
 # magic, format, kind, dtype, reserved, worker, incarnation, epoch, count, layout, version, ticket, checksum
 _STRUCT: Final = struct.Struct("<4sBBBBIIIQQQQQ")
 HEADER_BYTES: Final = _STRUCT.size
-
-
-class DType(enum.IntEnum):
-    """The encoding of its values (`speedo.exchange.codecs`); the numbers are part of the format."""
-
-    FLOAT32 = 1
-    BFLOAT16 = 2
-    INT8 = 3
-    TOPK = 4
-    SPARSE = 5
+FLOAT32: Final = (
+    1  # the dtype of raw values; each other codec declares its own (`speedo.exchange.codecs`)
+)
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
-_DTYPES: Final = {int(dtype): dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +121,7 @@ class Header:
     incarnation: int = 0
     ticket: int = 0
     epoch: int = 0
-    dtype: DType = DType.FLOAT32
+    dtype: int = FLOAT32
 
     def pack(self) -> bytes:
         return _STRUCT.pack(
@@ -163,18 +154,16 @@ class Header:
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO",
                 "format",
             )
-        written = _DTYPES.get(dtype)
-        if form != FORMAT or written is None:
+        if form != FORMAT:
             raise PayloadError(
-                f"format {form} with dtype {dtype} is not known here (format {FORMAT}, dtype up to {max(DType)}): "
-                "run the same version of SpeeDO on every node",
+                f"format {form} is not known here (format {FORMAT}): run the same version of SpeeDO on every node",
                 "format",
             )
         what = _KINDS.get(kind)
         if what is None:
             raise PayloadError(f"a vector of unknown kind {kind}", "format")
         return cls(
-            what, count, layout, version, checksum, worker, incarnation, ticket, epoch, written
+            what, count, layout, version, checksum, worker, incarnation, ticket, epoch, dtype
         )
 
 
@@ -220,10 +209,10 @@ def header_for(
     incarnation: int = 0,
     ticket: int = 0,
     epoch: int = 0,
-    dtype: DType = DType.FLOAT32,
+    dtype: int = FLOAT32,
 ) -> Header:
     """The header for this body; raises `PayloadError` if the number of raw values is not the layout's."""
-    if dtype is DType.FLOAT32 and len(body) != layout.nbytes:
+    if dtype == FLOAT32 and len(body) != layout.nbytes:
         raise PayloadError(
             f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}",
             "length",
@@ -242,17 +231,11 @@ def header_for(
     )
 
 
-def check_header(header: Header, layout: Layout, kind: Kind, dtype: DType = DType.FLOAT32) -> None:
-    """Refuse a header of another kind, layout or encoding."""
+def check_header(header: Header, layout: Layout, kind: Kind) -> None:
+    """Refuse a header of another kind or layout."""
     if header.kind is not kind:
         raise PayloadError(
             f"a {header.kind.name.lower()} where a {kind.name.lower()} was expected", "kind"
-        )
-    if header.dtype is not dtype:
-        raise PayloadError(
-            f"written as {header.dtype.name.lower()} but this run uses {dtype.name.lower()}: "
-            "run the same version of SpeeDO on every node",
-            "dtype",
         )
     if header.layout != layout.digest or header.count != layout.size:
         raise PayloadError(

@@ -6,13 +6,10 @@ of installed packages are found by their entry points (`speedo.sgd_modes.foreign
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 from pydantic import BeforeValidator, create_model
@@ -47,6 +44,7 @@ from speedo.sgd_modes.rules import (
 )
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.system.bounds import Option, declared
+from speedo.system.declared import declared_in
 
 OfPhase = Callable[[Vector, Vector, int], None]
 Options = TypeVar("Options", bound=ModeOptions)
@@ -64,24 +62,15 @@ class Update(Protocol):
 HYBRID: Final = "hybrid"  # phases of the others
 
 
-def _find(package: ModuleType, word: str) -> Iterator[Any]:
-    """What the files of a package declare under this name."""
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name != "registry":
-            found = importlib.import_module(f"{package.__name__}.{module.name}")
-            if hasattr(found, word):
-                yield getattr(found, word)
-
-
 def _modes() -> Iterator[Mode]:
-    ours = {mode.name: mode for mode in _find(sgd_modes, "MODE")}
+    ours = {mode.name: mode for mode in declared_in(sgd_modes.__name__, "MODE")}
     yield from ours.values()
     for name, mode in installed(MODE_ENTRIES, as_mode, (*ours, HYBRID)).items():
         yield replace(mode, name=name)
 
 
 def _rules() -> Iterator[tuple[str, type[MergeRule]]]:
-    ours = {rule.name: rule for rule in _find(rule_files, "RULE")}
+    ours = {rule.name: rule for rule in declared_in(rule_files.__name__, "RULE")}
     yield from {**ours, **installed(RULE_ENTRIES, as_rule, ours)}.items()
 
 

@@ -42,6 +42,7 @@ class Option:
     `usual` describes the default where the value cannot (None: as the solver says); `source` is where the default
     comes from. `flags` are the names on the command line, if they do not follow from the field's. `bare` is the value
     of the flag without one. `below_workers` is the consequence of a value that is not below the number of workers.
+    With `place` it names a file or an address, which is not taken from a stranger's run.
     """
 
     help: str
@@ -53,6 +54,7 @@ class Option:
     flags: str = ""
     below_workers: str = ""
     bare: str = ""
+    place: bool = False
 
 
 def declared(metadata: Iterable[object]) -> Option:

@@ -110,6 +110,14 @@ def home() -> Path:
     return Path(folder)
 
 
+def check_path(name: str, value: Path) -> list[str]:
+    """The problem with the path that an option named so has, a sentence; none if Caffe and the system accept it."""
+    if "\0" in str(value):
+        return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
+    problem = problem_with_name(value)
+    return [] if problem is None else [f"{name} names {str(value)!a}, which {problem}"]
+
+
 def problem_with_name(path: Path) -> str | None:
     """Why Caffe, which takes names as UTF-8, could not find this path: words and the remedy; None if it could."""
     try:

@@ -20,12 +20,12 @@ from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
 from speedo.study.doctor import Finding, Request, examine
-from speedo.study.doctor.base import size
+from speedo.study.doctor.base import Net, size
+from speedo.study.doctor.checks.cores import cores
+from speedo.study.doctor.checks.machine import redis, temporary
+from speedo.study.doctor.checks.resources import disk, exchange, memory, run_dir
 from speedo.study.doctor.cluster import free_ports, own_redis, token
-from speedo.study.doctor.cores import cores
 from speedo.study.doctor.engines import pycaffe, torch
-from speedo.study.doctor.machine import redis, temporary
-from speedo.study.doctor.resources import Net, disk, exchange, memory
 from speedo.system.cores import Machine
 from tests.support.commands import free_port
 from tests.support.nets import net_text, write_data, write_solver
@@ -202,7 +202,7 @@ RAISE = (
 LIMITED = """
 import os, resource, sys
 from speedo.study.doctor.base import Request
-from speedo.study.doctor.limits import open_files
+from speedo.study.doctor.checks.limits import open_files
 soft, hard, workers = map(int, sys.argv[1:4])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 os.geteuid() or os.setuid(65533)
@@ -297,36 +297,37 @@ def test_a_temporary_folder_with_a_long_name_is_too_long_for_ray(
 
 def test_the_cores_of_bound_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine((((0,), (2,)), ((1,), (3,))))
-    monkeypatch.setattr("speedo.study.doctor.cores.this_machine", lambda: machine)
-    monkeypatch.setattr("speedo.study.doctor.cores.quota_of", lambda: None)
-    monkeypatch.setattr("speedo.study.doctor.cores.socket.gethostname", lambda: "alpha")
-    assert cores(Request(workers=2)) == Finding(
-        "cores", "ok", "4 for 2 workers; alpha has 0-3, 2 sockets"
-    )
-    assert cores(Request(workers=2, threads="auto", bind="core")).text == (
+    monkeypatch.setattr("speedo.study.doctor.checks.cores.this_machine", lambda: machine)
+    monkeypatch.setattr("speedo.study.doctor.checks.cores.quota_of", lambda: None)
+    monkeypatch.setattr("speedo.study.doctor.checks.cores.socket.gethostname", lambda: "alpha")
+    assert [*cores(Request(workers=2))] == [
+        Finding("cores", "ok", "4 for 2 workers; alpha has 0-3, 2 sockets")
+    ]
+    (bound,) = cores(Request(workers=2, threads="auto", bind="core"))
+    assert bound.text == (
         "4 for 2 workers with 2 threads each; alpha has 0-3, 2 sockets: worker 0 on 0,2, worker 1 on 1,3"
     )
-    many = cores(Request(workers=3, threads="2", bind="socket"))
+    (many,) = cores(Request(workers=3, threads="2", bind="socket"))
     assert (many.level, many.remedy) == ("warn", "use --workers 2, or fewer --threads")
 
 
 def test_more_workers_than_there_is_room_for_are_told() -> None:
-    assert cores(Request(workers=100_000)).level == "warn"
-    (found,) = memory(Request(workers=100_000), TINY)
+    assert levels(*cores(Request(workers=100_000))) == [("cores", "warn")]
+    (found,) = memory(Request(workers=100_000, net=TINY))
     assert (found.level, "fewer --workers" in found.remedy) == ("fail", True)
-    (found,) = memory(Request(workers=1), TINY)
+    (found,) = memory(Request(workers=1, net=TINY))
     assert found.level == "ok"
 
 
 def test_a_run_directory_needs_room_for_the_model(tmp_path: Path) -> None:
-    (found,) = disk(Request(run_dir=tmp_path / "a" / "b"), TINY)
+    (found,) = disk(Request(run_dir=tmp_path / "a" / "b", net=TINY))
     assert (found.level, str(tmp_path) in found.text) == ("ok", True)
-    (found,) = disk(Request(run_dir=tmp_path), Net(10**18, 0, 3))
+    (found,) = disk(Request(run_dir=tmp_path, net=Net(10**18, 0, 3)))
     assert (found.level, "make room" in found.remedy) == ("fail", True)
     (tmp_path / "file").touch()
-    (found,) = disk(Request(run_dir=tmp_path / "file" / "run"), TINY)
+    (found,) = run_dir(Request(run_dir=tmp_path / "file" / "run", net=TINY))
     assert found.level == "fail"
-    assert not list(disk(Request(master="10.0.0.5:1"), TINY))
+    assert not list(disk(Request(master="10.0.0.5:1", net=TINY)))
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -345,9 +346,9 @@ def test_sizes_are_written_as_people_do() -> None:
 
 
 def test_a_model_too_big_for_shared_memory_is_told_to_take_redis() -> None:
-    (found,) = exchange(Request(workers=2), Net(1 << 50, 0, 0))
+    (found,) = exchange(Request(workers=2, net=Net(1 << 50, 0, 0)))
     assert found.level == "warn"
     assert "go through Redis" in found.remedy
-    (found,) = exchange(Request(workers=2), TINY)
+    (found,) = exchange(Request(workers=2, net=TINY))
     assert found.level == "ok"
-    assert list(exchange(Request(master="10.0.0.5:56126"), TINY)) == []
+    assert list(exchange(Request(master="10.0.0.5:56126", net=TINY))) == []

@@ -12,7 +12,7 @@ import pytest
 
 from speedo.errors import MachineError
 from speedo.study.doctor import Request, require
-from speedo.study.doctor.limits import FILES, FILES_PER_WORKER, limits
+from speedo.study.doctor.checks.limits import FILES, FILES_PER_WORKER, limits
 from tests.support.disks import fill, small_disk
 
 HERE = Path(__file__).parents[2]

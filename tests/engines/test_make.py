@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.engines.layer_types import CAFFE_LAYERS, layer_types, line_of_layer
+from speedo.engines.layer_types import layer_types, line_of_layer
 from speedo.engines.solver import SolverOverrides, check_solver, read_solver
 from speedo.errors import SolverError
 from tests.support.nets import BATCH_NORM, net_text, write_data, write_solver
@@ -52,18 +52,13 @@ def test_a_process_imports_its_engine_alone(engine: str, tmp_path: Path) -> None
     ], child.stderr  # fmt: skip
 
 
-@pytest.mark.caffe
-def test_the_list_of_layers_is_caffes() -> None:
-    assert sorted(layer_types("caffe")) == sorted(CAFFE_LAYERS)
-
-
 @pytest.mark.torch
-def test_each_layer_of_caffe_is_there_or_refused() -> None:
+def test_the_layers_that_are_known_without_pytorch_are_those_that_it_has_or_refuses() -> None:
     from speedo.engines.pytorch.data import SOURCES
     from speedo.engines.pytorch.layers import LAYERS
     from speedo.engines.pytorch.refused import REFUSED
 
-    assert sorted({*LAYERS, *SOURCES, *REFUSED}) == sorted(CAFFE_LAYERS)
+    assert sorted({*LAYERS, *SOURCES, *REFUSED}) == sorted(layer_types("torch"))
     assert not {*LAYERS, *SOURCES} & set(REFUSED)
 
 

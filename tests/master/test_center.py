@@ -255,7 +255,7 @@ def test_a_payload_in_another_form_than_the_runs_is_refused() -> None:
     send(center, ones(), compress="int8")  # 4 codes and a scale: 8 bytes, as bfloat16 has
     refused = center.receive(EVENT, RULE)
     assert isinstance(refused, Refused)
-    assert "written as int8 but this run uses bfloat16" in refused.reason
+    assert "written with compression int8 but this run uses bfloat16" in refused.reason
     assert refused.blame
 
 

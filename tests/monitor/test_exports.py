@@ -32,7 +32,8 @@ from speedo.run.config.run_config import make_config
 from speedo.run.exports import check_exports
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.storage.memory_store import MemoryStore
-from speedo.watch.export.background import Background, Told
+from speedo.watch.export.background import Background
+from speedo.watch.export.base import Told
 from speedo.watch.export.caffe_log import CaffeLog, by_net, display_of
 from speedo.watch.export.tensorboard import PREFIX, TensorBoardFile
 from tests.runs.local import train_here

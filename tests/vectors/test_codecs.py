@@ -10,12 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedo.errors import ConfigError, PayloadError
-from speedo.exchange.codecs import bytes_of, is_fraction, make_codec
-from speedo.exchange.vector import Blob, Layout, Vector
+from speedo.exchange.codecs import CODECS, bytes_of, check_encoding, is_fraction, make_codec
+from speedo.exchange.vector import Blob, Header, Layout, Vector
+from speedo.messages import Kind
 from tests.support.errors import refused
 
-LOSSY = ("bfloat16", "int8", "topk:0.01", "topk:0.5", "sparse:0.01", "sparse:0.5")
-ALL = ("none", *LOSSY)
+ALL = tuple(
+    form
+    for name, codec in CODECS.items()
+    for form in ((f"{name}:0.01", f"{name}:0.5") if codec.takes_fraction else (name,))
+)
+LOSSY = tuple(form for form in ALL if form != "none")
 SIZES = (0, 1, 2, 3, 1023, 1024, 1025, 32_768, 33_793, 65_537)
 
 # Statistics in the midst, at the end, and one alone; 100,003 parameters in all.
@@ -28,6 +33,24 @@ BATCH_NORM = Layout(
         Blob("bn/1", (3,), statistic=True),
     )
 )
+
+
+def test_each_codec_has_its_number_in_the_header() -> None:
+    numbers = {codec.name: codec.dtype for codec in CODECS.values()}
+    assert numbers.items() >= {"none": 1, "bfloat16": 2, "int8": 3, "topk": 4, "sparse": 5}.items()
+    assert len({*numbers.values()}) == len(numbers)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "written"), [(2, "bfloat16"), (3, "int8"), (4, "topk"), (6, "number 6"), (0, "number 0")]
+)  # fmt: skip
+def test_a_vector_that_is_written_otherwise_than_expected_is_refused(
+    dtype: int, written: str
+) -> None:
+    expected = make_codec("none", plain(1))
+    check_encoding(Header(Kind.DELTA, 1, 0, 0, 0, dtype=1), expected)
+    with pytest.raises(PayloadError, match=f"with compression {written} but this run uses none"):
+        check_encoding(Header(Kind.DELTA, 1, 0, 0, 0, dtype=dtype), expected)
 
 
 def plain(size: int) -> Layout:

@@ -15,7 +15,6 @@ from speedo.errors import PayloadError
 from speedo.exchange.vector import (
     HEADER_BYTES,
     Blob,
-    DType,
     Header,
     Layout,
     RunningChecksum,
@@ -67,9 +66,7 @@ def test_the_digest_is_of_names_shapes_and_statistics_and_of_averages_where_ther
 
 
 def test_a_header_has_60_bytes_in_the_written_order() -> None:
-    header = Header(
-        Kind.WEIGHTS, 1, 2, 3, 4, worker=5, incarnation=6, ticket=7, epoch=8, dtype=DType.INT8
-    )
+    header = Header(Kind.WEIGHTS, 1, 2, 3, 4, worker=5, incarnation=6, ticket=7, epoch=8, dtype=3)
     assert HEADER_BYTES == 60
     assert header.pack() == (
         b"SPDO" + bytes([1, 3, 3, 0])
@@ -80,9 +77,9 @@ def test_a_header_has_60_bytes_in_the_written_order() -> None:
 
 @given(
     st.builds(Header, st.sampled_from(Kind), *[LARGE] * 4, *[SMALL] * 2, LARGE, SMALL),
-    st.sampled_from(DType),
+    st.integers(0, 255),
 )
-def test_a_header_comes_back_as_it_went(header: Header, dtype: DType) -> None:
+def test_a_header_comes_back_as_it_went(header: Header, dtype: int) -> None:
     header = replace(header, dtype=dtype)
     assert Header.unpack(header.pack()) == header
 
@@ -91,10 +88,8 @@ def test_a_header_comes_back_as_it_went(header: Header, dtype: DType) -> None:
     ("place", "value", "words"),
     [
         (0, 0x80, "not written by SpeeDO"),
-        (4, 2, "format 2 with dtype 1 is not known"),
+        (4, 2, "format 2 is not known"),
         (5, 9, "unknown kind 9"),
-        (6, 6, "format 1 with dtype 6 is not known"),
-        (6, 0, "format 1 with dtype 0 is not known"),
     ],
 )
 def test_bytes_that_are_no_header_are_refused(place: int, value: int, words: str) -> None:
@@ -120,14 +115,6 @@ def test_a_delta_is_never_taken_for_weights() -> None:
     check_header(header, LAYOUT, Kind.DELTA)
     with refused("kind"):
         check_header(header, LAYOUT, Kind.WEIGHTS)
-
-
-@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.INT8, DType.TOPK])
-def test_a_vector_that_is_written_otherwise_than_expected_is_refused(dtype: DType) -> None:
-    header = header_for(as_bytes(VECTOR), LAYOUT, Kind.DELTA, version=0, dtype=dtype)
-    check_header(header, LAYOUT, Kind.DELTA, dtype)
-    with refused("dtype"):
-        check_header(header, LAYOUT, Kind.DELTA)
 
 
 @pytest.mark.parametrize("count", [0, 8, 10, 2**63])

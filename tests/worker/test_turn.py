@@ -13,7 +13,7 @@ from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.exchange.served_vectors import PAYLOAD_EXPIRY_S
 from speedo.exchange.transfer import fetch_vector
-from speedo.exchange.vector import Blob, DType, Header, Vector, as_bytes, header_for
+from speedo.exchange.vector import Blob, Header, Vector, as_bytes, header_for
 from speedo.messages import Kind, Train
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
@@ -335,7 +335,7 @@ def test_a_worker_fetches_the_rounded_center_where_there_is_one() -> None:
 def test_a_center_in_another_form_than_the_runs_is_an_error() -> None:
     worker, engine = make_worker(compression=Compression(center="bfloat16"))
     body = memoryview(bytes(8))
-    header = header_for(body, engine.layout, Kind.CENTER, version=1, dtype=DType.INT8)
+    header = header_for(body, engine.layout, Kind.CENTER, version=1, dtype=3)
     worker.store.write(keys.rounded("run", 1), header.pack(), body)
     with refused("dtype"):
         worker.turn(command(version=1))

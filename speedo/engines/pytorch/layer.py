@@ -59,6 +59,8 @@ class Layer(ABC):
     tops: ClassVar[tuple[int, int | None]] = (1, 1)
     # Bottoms that get no gradient, counted from the end if below 0, and what they are; Caffe ends where one is wanted.
     constant: ClassVar[Mapping[int, str]] = {}
+    # Whether its top is right in Caffe where it overwrites the bottom. Others it refuses, or they read what they wrote.
+    in_place: ClassVar[bool] = False
 
     def __init__(self, param: Any, place: Place) -> None:
         self.param = param

@@ -35,12 +35,6 @@ class Wired:
         return str(self.layer.param.type).endswith("Loss")
 
 
-# Layers whose top is right in Caffe when it overwrites their bottom. Others it refuses, or they read what they wrote.
-_IN_PLACE = frozenset({
-    "BNLL", "BatchNorm", "Bias", "Clip", "Concat", "Dropout", "ELU", "Exp", "Log", "MVN", "PReLU", "Power", "ReLU",
-    "Scale", "Sigmoid", "Slice", "Softmax", "Swish", "TanH", "Threshold", "Tile",
-})  # fmt: skip
-
 Readers = Sequence[Sequence[tuple[Wired, int]]]
 
 
@@ -98,7 +92,7 @@ def check_in_place(layers: Sequence[Wired], readers: Readers) -> None:
         ):
             if name != bottom:
                 continue
-            if layer.param.type not in _IN_PLACE:
+            if not layer.in_place:
                 raise layer.refuse(
                     f"works in place on {name!r}, and Caffe refuses that or computes wrong values: rename its top"
                 )

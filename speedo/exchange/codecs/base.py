@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import PayloadError
-from speedo.exchange.vector import DType, Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -18,12 +18,19 @@ BLOCK = 1 << 15  # values: they and what is made of them stay in a core's second
 
 
 class Codec(Protocol):
-    """Encodes vectors of one layout. Its memory is reused: a body is valid until the next `encode` or `body_for`."""
+    """Encodes vectors of one layout. Its memory is reused: a body is valid until the next `encode` or `body_for`.
 
-    @property
-    def dtype(self) -> DType:
-        """The encoding's number in the header."""
-        ...
+    A file here that declares `CODEC`, such a class, is found. It is made with a layout, and the fraction if it
+    `takes_fraction`: then only a fraction of the values is sent, and `--compress` takes `name:F`. `dtype` is its number
+    in the header, part of the format. `summary` is for the help. With `for_centers` it is a choice of
+    `--compress-center`.
+    """
+
+    name: ClassVar[str]
+    dtype: ClassVar[int]
+    summary: ClassVar[str]
+    takes_fraction: ClassVar[bool] = False
+    for_centers: ClassVar[bool] = False
 
     @property
     def body_bytes(self) -> int:
@@ -51,7 +58,7 @@ class Codec(Protocol):
         ...
 
 
-class LossyCodec(ABC):
+class LossyCodec(Codec, ABC):
     """A body is the statistics of BatchNorm, raw float32, and then what `_encode` makes of the rest.
 
     These running sums exceed the range of any narrow format (Caffe scales them by up to 1,000).

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from speedo.exchange.codecs.base import BLOCK, Bytes, LossyCodec, blocks
-from speedo.exchange.vector import DType, Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 _NAN = 0x7FC0
 
@@ -13,7 +15,10 @@ _NAN = 0x7FC0
 class BFloat16(LossyCodec):
     """float32's range with 8 bits of precision: the relative error of each value is at most 1/256."""
 
-    dtype = DType.BFLOAT16
+    name = "bfloat16"
+    dtype = 2
+    summary = "half the bytes"
+    for_centers = True
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout, 2 * layout.size)
@@ -43,3 +48,6 @@ class BFloat16(LossyCodec):
             block = bits[start : start + BLOCK]
             block[:] = halves[start : start + BLOCK]
             block <<= 16
+
+
+CODEC: Final = BFloat16

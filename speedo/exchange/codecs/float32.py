@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from speedo.errors import PayloadError
-from speedo.exchange.vector import DType, Layout, Vector, as_bytes
+from speedo.exchange.codecs.base import Codec
+from speedo.exchange.vector import FLOAT32, Layout, Vector, as_bytes
 
 
-class Float32:
+class Float32(Codec):
     """The codec `none`: nothing is copied, neither to encode nor to decode."""
 
-    dtype = DType.FLOAT32
+    name = "none"
+    dtype = FLOAT32
+    summary = "float32"
+    for_centers = True
     is_exact = True
 
     def __init__(self, layout: Layout) -> None:
@@ -43,3 +49,6 @@ class Float32:
         values = np.frombuffer(body, np.float32)
         if not np.may_share_memory(values, into):
             np.copyto(into, values)
+
+
+CODEC: Final = Float32

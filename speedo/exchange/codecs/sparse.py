@@ -9,12 +9,14 @@ depends only on their number: at 1 % a value takes 10.8 bits, of which 8.6 are i
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from speedo.errors import PayloadError
 from speedo.exchange.codecs.base import Bytes, LossyCodec
 from speedo.exchange.codecs.largest import Largest
-from speedo.exchange.vector import DType, Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 ROW = 256  # values with levels of their own: layers differ in the size of their deltas
 
@@ -26,7 +28,10 @@ class Sparse(LossyCodec):
     `upper * 2^lower bits + lower`; its upper part is the bit `upper + i` of the last part, which has one per value.
     """
 
-    dtype = DType.SPARSE
+    name = "sparse"
+    dtype = 5
+    summary = "the same, each in 2 bits"
+    takes_fraction = True
 
     def __init__(self, layout: Layout, fraction: float) -> None:
         self._largest = Largest(layout.size, fraction)
@@ -93,3 +98,6 @@ def _choose_levels(magnitudes: Vector, levels: Vector) -> Bytes:
         sums = np.add.reduceat(np.where(chosen, magnitudes, 0), starts, dtype=np.float64)
         levels[:, column] = sums / np.maximum(np.add.reduceat(chosen, starts, dtype=np.int64), 1)
     return is_high.view(np.uint8)
+
+
+CODEC: Final = Sparse

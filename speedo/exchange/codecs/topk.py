@@ -6,13 +6,15 @@ Useful only with error feedback: the sender keeps what was not sent and adds it 
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import PayloadError
 from speedo.exchange.codecs.base import Bytes, LossyCodec
 from speedo.exchange.codecs.largest import Largest
-from speedo.exchange.vector import DType, Layout, Vector
+from speedo.exchange.vector import Layout, Vector
 
 PAGE_BITS = 16  # a place is two bytes within its page of 65,536 values
 
@@ -23,7 +25,10 @@ class TopK(LossyCodec):
     k is the same for every vector of a layout: if needed, positions with value zero fill it up.
     """
 
-    dtype = DType.TOPK
+    name = "topk"
+    dtype = 4
+    summary = "the fraction F of the values that are largest, as in topk:0.01"
+    takes_fraction = True
 
     def __init__(self, layout: Layout, fraction: float) -> None:
         self._largest = Largest(layout.size, fraction)
@@ -59,3 +64,6 @@ class TopK(LossyCodec):
         if places[-1] >= self._size or not (places[1:] > places[:-1]).all():
             raise PayloadError("a place of its values is beyond the vector or comes twice")
         into[places] = values
+
+
+CODEC: Final = TopK

@@ -14,6 +14,7 @@ from speedo.errors import HIDDEN, ConfigError
 from speedo.run.config.formats import read_options
 from speedo.sgd_modes.foreign import is_foreign
 from speedo.system.bounds import said
+from speedo.watch.export import places
 
 CONFIG: Final = "config.yaml"
 # What is run, read, written, connected to or listened at; the flag by which it is given. Numbers are checked as always.
@@ -26,13 +27,16 @@ PLACES: Final = {
     "host": "--host",
     "data_root": "--data-root",
     "copy_to": "--copy-to",
-    "caffe_log": "--caffe-log",
+    **{name: f"--{name.replace('_', '-')}" for name in places()},
 }
 OWN: Final = ("script", "arguments", "script_folder")  # of a config.yaml
 _CODE: Final = {"mode": "--mode", "rule": "--rule"}  # if the value is the place of a class
 # What a resumed run does not need, or what is never in a file of ours.
 _LEFT_OUT: Final = ("weights", "run_dir", "resume", "take_over")
-_HARMLESS: Final = {"host": ("127.0.0.1",), "caffe_log": ("auto",)}
+_HARMLESS: Final = {
+    "host": ("127.0.0.1",),
+    **{name: (option.bare,) for name, option in places().items()},
+}
 
 
 def options_in(file: Path | None, given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:

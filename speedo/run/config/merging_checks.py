@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speedo.exchange.codecs import is_fraction
+from speedo.exchange.codecs import CODECS, is_fraction
 from speedo.run.config.mode_checks import problems_of_overlap, problems_of_ranges, problems_of_teams
 from speedo.sgd_modes.options import RunOptions
 from speedo.sgd_modes.registry import HYBRID, PLAIN, given_options, is_elastic, may_overlap
@@ -42,8 +42,9 @@ def problems_of_merging(
     elif overlap != "none":
         found += problems_of_overlap(options)
     if is_fraction(compress) and any(is_elastic(part) for part in parts):
+        whole = [name for name in CODECS if name != "none" and not is_fraction(name)]
         found.append(
             f"compress is {compress}, but elastic averaging sends weights, and a fraction of them is "
-            "not a model; use bfloat16 or int8"
+            f"not a model; use {' or '.join(whole)}"
         )
     return found

@@ -10,15 +10,7 @@ from pathlib import Path
 from speedo.data.remote.uris import SCHEMES, problem_with, uri_of
 from speedo.errors import ConfigError
 from speedo.system.bounds import Bound, said
-from speedo.system.files import problem_with_name
-
-
-def check_path(name: str, value: Path) -> list[str]:
-    """A path that Caffe and the system accept."""
-    if "\0" in str(value):
-        return [f"{name} is {str(value)!r}, with a zero byte in it; use a path"]
-    problem = problem_with_name(value)
-    return [] if problem is None else [f"{name} names {str(value)!a}, which {problem}"]
+from speedo.system.files import check_path
 
 
 def check_place(name: str, value: Path | str) -> list[str]:
@@ -79,17 +71,6 @@ def checked_by(parse: Callable[[str], object]) -> Bound:
         return []
 
     return check
-
-
-def check_caffe_log(name: str, value: str) -> list[str]:
-    """A file to write, or auto; `--caffe-log SOLVER` would take the solver for it."""
-    if value.endswith(".prototxt"):
-        return [
-            f"{name} names {value}, a prototxt; write --caffe-log=FILE, or put --caffe-log after the solver"
-        ]
-    if not value:
-        return [f"{name} is empty; give a file, or auto"]
-    return check_path(name, Path(value))
 
 
 def check_ray(name: str, value: str) -> list[str]:

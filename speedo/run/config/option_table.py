@@ -7,7 +7,7 @@ from inspect import isfunction
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
-from speedo.run.config.run_config import MERGING, RunConfig
+from speedo.run.config.run_config import GROUPS, MERGING, RunConfig
 from speedo.sgd_modes.base import options_of
 from speedo.sgd_modes.registry import PLAIN, RULES, rules_with, takers
 from speedo.system.bounds import Option, Seconds, declared
@@ -116,7 +116,7 @@ def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
         if any(isinstance(one, Option) for one in field.metadata)
     ]
     made = sorted(found, key=lambda row: (*FIRST, row.name).index(row.name))
-    groups = list(dict.fromkeys(row.group for row in made))
+    groups = list(dict.fromkeys((*GROUPS, *(row.group for row in made))))
     return tuple(sorted(made, key=lambda row: groups.index(row.group)))
 
 

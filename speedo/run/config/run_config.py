@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ValidationError
 
 from speedo.engines.make import EngineName, Precision
 from speedo.errors import ConfigError
-from speedo.exchange.codecs import parse_compression
+from speedo.exchange.codecs import CODECS, in_words, parse_compression
 from speedo.run.config.engine_checks import problems_of_engine, with_device, without_engine
 from speedo.run.config.findings import sentence
 from speedo.run.config.former_run import options_in
@@ -24,11 +24,9 @@ from speedo.run.config.lr_scale import ELASTIC, LrScale, check_lr_scale
 from speedo.run.config.merging_checks import problems_of_merging
 from speedo.run.config.mode_checks import problems
 from speedo.run.config.option_checks import (
-    check_caffe_log,
     check_copy_to,
     check_device,
     check_modules,
-    check_path,
     check_place,
     check_ray,
     check_weights,
@@ -68,9 +66,10 @@ from speedo.system.bounds import (
     digits,
 )
 from speedo.system.cores import AUTO, Bind
+from speedo.system.files import check_path
+from speedo.watch.export import EXPORTS, with_exports
+from speedo.watch.export.base import RECORDS
 
-AUTO_LOG: Final = "auto"  # --caffe-log without a file
-PORTS_OF_A_MASTER: Final = 100
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
 LARGEST_WORKERS: Final = (
     10_000  # slots are small integers; beyond this a mistake is likelier than a wish
@@ -92,9 +91,12 @@ COMPUTING: Final = "What computes"
 TRAVEL: Final = "How results travel"
 ENDING: Final = "Tests, and the end of a run"
 WORKERS: Final = "Workers that join and leave"
-RECORDS: Final = "Output for other tools"
 MASTER: Final = "How workers connect"
 RAY: Final = "On an existing Ray cluster"
+# In the order of the help.
+GROUPS: Final = (
+    MERGING, TRAVEL, SOLVER, FILES, COMPUTING, DATA, ENDING, WORKERS, RECORDS, MASTER, RAY,
+)  # fmt: skip
 
 OVERLAP: Final = (
     f"{', '.join(filter(may_overlap, PLAIN))}: workers that fetch and publish in the background while they compute; "
@@ -103,14 +105,16 @@ OVERLAP: Final = (
 SPLIT: Final = "Split the batch over the workers, or give each the whole batch."
 SPLIT_IN: Final = f"split in {', '.join(filter(has_rounds, PLAIN))}"
 
-if TYPE_CHECKING:  # what the modes declare is known when they are found
+if TYPE_CHECKING:  # what modes, codecs and exporters declare is known when they are found
     Mode: TypeAlias = str
     PlainMode: TypeAlias = str
+    CenterCodec: TypeAlias = str
     _Phase: TypeAlias = PhaseOptions
     _Run: TypeAlias = RunOptions
 else:
     Mode, PlainMode = one_of(MODES), one_of(tuple(PLAIN))
-    _Phase, _Run = with_own_options(PhaseOptions), with_own_options(RunOptions)
+    CenterCodec = Literal[tuple(codec.name for codec in CODECS.values() if codec.for_centers)]
+    _Phase, _Run = with_own_options(PhaseOptions), with_exports(with_own_options(RunOptions))
 
 
 def _as_text(value: Any) -> Any:
@@ -157,12 +161,11 @@ class RunConfig(_Run):
         SPLIT, usual=f"{SPLIT_IN} and in hybrid with such a phase",
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
-        "Format of what workers send: none (float32), bfloat16, int8; topk:F: only the fraction F of the values that "
-        "are largest, as in topk:0.01; sparse:F: the same, each in 2 bits. The error of a payload is added to the "
-        "worker's next payload.", checked_by(parse_compression),
+        f"Format of what workers send: {in_words()}. The error of a payload is added to the worker's next payload.",
+        checked_by(parse_compression),
         source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
-    compress_center: Annotated[Literal["none", "bfloat16"], Option(
-        "Format of what workers fetch: none (float32) or bfloat16; the center itself stays float32.",
+    compress_center: Annotated[CenterCodec, Option(
+        f"Format of what workers fetch: {in_words(centers=True)}; the center itself stays float32.",
         source="likewise", group=TRAVEL)] = "none"
 
     max_iter: Annotated[int | None, Option(
@@ -298,17 +301,6 @@ class RunConfig(_Run):
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
         source="chosen: longer than a restart takes", group=DATA)] = 60.0
 
-    tensorboard: Annotated[bool, Option(
-        "Write an event file for TensorBoard into the run directory: loss, learning rate, images/s and staleness by "
-        "iteration, and the outputs of each test.", group=RECORDS)] = False
-    tensorboard_histograms: Annotated[bool, Option(
-        "The same, and histograms of the weights at each test.", group=RECORDS)] = False
-    metrics_port: Annotated[int | None, Option(
-        "Serve metrics for Prometheus on this port of 127.0.0.1.", Whole(1, 65535), group=RECORDS)] = None
-    caffe_log: Annotated[str | None, Option(
-        "Write a log in Caffe's format, for tools that read it; without FILE, caffe.log in the run directory.",
-        check_caffe_log, group=RECORDS, metavar="[FILE]", bare=AUTO_LOG)] = None
-
     host: Annotated[str, Option(
         "Address of this machine to listen on.", usual="127.0.0.1, this machine alone",
         source="chosen: nothing is reachable from other machines", group=MASTER, metavar="ADDRESS")] = "127.0.0.1"
@@ -398,17 +390,8 @@ class RunConfig(_Run):
                 "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "
                 "leave redis_tls out, and write its URL as rediss://..."
             )
-        if self.tensorboard_histograms and self.serves:
-            found.append(
-                f"tensorboard_histograms is given together with servers {self.servers}, with which the master has no "
-                "weights; leave one of the two out"
-            )
-        port = self.metrics_port
-        if port is not None and self.port <= port < self.port + PORTS_OF_A_MASTER:
-            found.append(
-                f"metrics_port is {port}, but a master listens at {self.port} to "
-                f"{self.port + PORTS_OF_A_MASTER - 1}; use a port outside of these"
-            )
+        for export in EXPORTS:
+            found += export.conflicts(self)
         if self.resume is not None and self.run_dir is not None and os.path.isdir(self.resume):
             found.append(
                 "run_dir and resume name two directories: a resumed run continues in its own; leave run_dir out"

@@ -1,16 +1,44 @@
-"""The request to the doctor, and the finding that a check returns."""
+"""The request to the doctor, what a check declares, and the finding that it returns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from speedo.engines.make import EngineName
 from speedo.run.config.run_config import DEFAULT_PORT
 from speedo.system.cores import Bind
 
 Level = Literal["ok", "warn", "fail"]
+Stage = Literal["installed", "resources"]
+"""`installed`: what a run starts with. `resources`: what it takes, told at the end, when the net is known."""
+
+PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
+CAFFE_MODELS: Final = 3  # weights, gradients and the solver's history
+OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was trained from
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """The built net: bytes of one exchange, and bytes of all activations of a worker.
+
+    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories. `more` are
+    the bytes that the engine's libraries take in each process beyond Caffe's.
+    """
+
+    nbytes: int
+    activations: int
+    snapshots: int
+    more: int = 0
+
+    @property
+    def worker_bytes(self) -> int:
+        """Memory of one worker's process."""
+        return (
+            PROCESS_BYTES + self.more + self.activations + (CAFFE_MODELS + OWN_MODELS) * self.nbytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +47,7 @@ class Request:
 
     `host` and `port` are where a master here would listen. `facts` are the master's
     (`speedo.study.doctor.solver.facts_of`), for a node that is examined before its master runs;
-    empty if they are not known. `own`: for scripts, without solver or engine.
+    empty if they are not known. `own`: for scripts, without solver or engine. `net` is there once it was built.
     """
 
     solver: Path | None = None
@@ -37,6 +65,7 @@ class Request:
     port: int = DEFAULT_PORT
     facts: dict[str, Any] | None = None
     own: bool = False
+    net: Net | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,18 @@ class Finding:
     level: Level
     text: str
     remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of the machine, in one or several findings. It changes nothing there.
+
+    With `quick` it takes milliseconds, and is made before each run too, which a `fail` ends.
+    """
+
+    find: Callable[[Request], Iterable[Finding]]
+    stage: Stage = "resources"
+    quick: bool = False
 
 
 def ok(name: str, text: str) -> Finding:

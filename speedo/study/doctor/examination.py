@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from speedo.engines.make import prepare_to_read
 from speedo.study.doctor.base import Finding, Request
+from speedo.study.doctor.checks import findings
 from speedo.study.doctor.cluster import examine_master, free_ports, own_redis, token
-from speedo.study.doctor.cores import cores, running_workers
 from speedo.study.doctor.engines import engines, pycaffe, torch
-from speedo.study.doctor.limits import limits
-from speedo.study.doctor.machine import python, ray, redis, temporary
-from speedo.study.doctor.resources import disk, exchange, memory
 from speedo.study.doctor.solver import choice_of, examine_solver
 
 
@@ -24,11 +22,12 @@ def examine(request: Request) -> list[Finding]:
         trying = None if request.own else (pool.submit(pycaffe), pool.submit(torch))
         found_token, secret = token(request)
         asking = pool.submit(examine_master, request, secret)
-        installed = [python(), ray(), redis(request)]
-        room = [cores(request), *running_workers(), *temporary(request), *limits(request)]
+        installed = [*findings(request, "installed")]
         answers, facts = asking.result()
         about_engines, about_solver, net = list[Finding](), list[Finding](), None
-        if trying is not None and "script" not in facts:  # scripts need no engine
+        if trying is None or "script" in facts:  # scripts need no engine
+            request = replace(request, own=True)
+        else:
             choice = choice_of(request, facts)
             caffe, about_torch = trying
             about_engines = engines(
@@ -45,8 +44,5 @@ def examine(request: Request) -> list[Finding]:
         *free_ports(request),
         *own_redis(request),
         *about_solver,
-        *room,
-        *(memory(request, net) if about_engines else ()),
-        *exchange(request, net),
-        *disk(request, net),
+        *findings(replace(request, net=net), "resources"),
     ]

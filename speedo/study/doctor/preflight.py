@@ -8,9 +8,7 @@ from speedo.errors import MachineError
 from speedo.run.config.run_config import RunConfig
 from speedo.sgd_modes.registry import parts_outside
 from speedo.study.doctor.base import Request
-from speedo.study.doctor.limits import limits
-from speedo.study.doctor.machine import temporary
-from speedo.study.doctor.resources import can_be_written, disk
+from speedo.study.doctor.checks import quick_findings
 from speedo.system.workplace import check_workplace
 
 
@@ -35,10 +33,7 @@ def require(request: Request) -> None:
     Takes milliseconds and starts nothing. Warnings are ignored here: the run reports them itself, or works without.
     """
     check_workplace()
-    findings = [*temporary(request), *limits(request)]
-    if can_be_written(request):  # a run directory that cannot is reported as the option that it is
-        findings += disk(request, None)
-    failed = [one for one in findings if one.level == "fail"]
+    failed = [one for one in quick_findings(request) if one.level == "fail"]
     if failed:
         raise MachineError(
             f"{one.name}: {one.text}{f'; {one.remedy}' if one.remedy else ''}" for one in failed

@@ -28,8 +28,8 @@ from speedo.errors import SolverError, SpeedoError, hide_secrets
 from speedo.run.datasets import preparable_dataset
 from speedo.run.prepare import chosen_solver
 from speedo.run.remote_inputs import located
-from speedo.study.doctor.base import Finding, Request, fail, ok, size, warn
-from speedo.study.doctor.resources import TORCH_BYTES, Net
+from speedo.study.doctor.base import Finding, Net, Request, fail, ok, size, warn
+from speedo.study.doctor.checks.resources import TORCH_BYTES
 
 BUILD_S: Final = 60.0
 

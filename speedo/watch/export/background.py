@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from speedo.exchange.vector import Vector
 from speedo.messages import Action, Evaluate, Event, Finish, Merge
+from speedo.watch.export.base import CenterCopy, Exporter, Told
 
 LOOK_S: Final = 0.25  # between two looks at what has happened
 MOST_WAITING: Final = (
@@ -17,36 +17,6 @@ MOST_WAITING: Final = (
 )
 FAILED: Final = "failed"  # the problem of an exporter that is left out
 CLOSE_S: Final = 10.0  # for the rest to be written at the end
-
-
-@dataclass(frozen=True, slots=True)
-class CenterCopy:
-    """The weights of the center at this iteration, for exporters that look at them."""
-
-    iteration: int
-    weights: Vector
-
-
-Told = Event | Action | CenterCopy
-
-
-class Exporter(Protocol):
-    """Writes what happens in a run; called from one thread. `now` is seconds of the driver's clock.
-
-    `name` is for people.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def problem(self) -> str:
-        """A sentence on what it cannot write at present, and the remedy; empty if all is well."""
-        ...
-
-    def take(self, told: Told, now: float) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Background:
@@ -109,7 +79,8 @@ class Background:
             self._problems[place] = problem
         if self._lost:
             self._lost = False
-            self._tell("warning: TensorBoard's file and the log for Caffe's tools have gaps")
+            names = [exporter.name for _, exporter in self._working()]
+            self._tell(f"warning: gaps in {' and '.join(names)}")
 
     def _working(self) -> list[tuple[int, Exporter]]:
         """The exporters that have not failed, with their places."""

@@ -8,15 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final
 
+from speedo.errors import ConfigError
 from speedo.messages import Evaluate, Finish, Merge, Snapshotted, Tested, Train
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.run_dir.directory import CAFFE_LOG
+from speedo.system.bounds import Option
+from speedo.system.files import check_path
 from speedo.system.foreign_text import clean_text
 from speedo.system.line_file import LineFile
-from speedo.watch.export.background import Told
+from speedo.watch.export.base import Export, ExportedRun, Told
 from speedo.watch.export.means import Means, TestedIterations
 
+AUTO: Final = "auto"  # the option without a file
 DISPLAY: Final = 20  # iterations between two lines, where the solver has no `display`
 _OF_NET: Final = re.compile(r"test(\d+)/(.*)")
 
@@ -34,6 +39,7 @@ class CaffeLog:
     """
 
     name = "the log for Caffe's tools"
+    wants_weights = False
 
     def __init__(
         self,
@@ -121,3 +127,60 @@ def by_net(metrics: Mapping[str, float]) -> Iterator[tuple[int, list[tuple[str, 
         net, own = (int(found[1]), found[2]) if found else (0, name)
         nets.setdefault(net, []).append((own.replace(" ", "_"), value))
     yield from sorted(nets.items())
+
+
+def _check_option(name: str, value: str) -> list[str]:
+    """A file to write, or auto; `--caffe-log SOLVER` would take the solver for it."""
+    if value.endswith(".prototxt"):
+        return [
+            f"{name} names {value}, a prototxt; write --caffe-log=FILE, or put --caffe-log after the solver"
+        ]
+    if not value:
+        return [f"{name} is empty; give a file, or auto"]
+    return check_path(name, Path(value))
+
+
+def _make(
+    run: ExportedRun,
+    caffe_log: Annotated[
+        str | None,
+        Option(
+            "Write a log in the form of Caffe's own, for the tools that read that; without FILE, caffe.log in the run "
+            "directory.",
+            _check_option,
+            metavar="[FILE]",
+            bare=AUTO,
+            place=True,
+        ),
+    ] = None,
+) -> CaffeLog | None:
+    if caffe_log is None:
+        return None
+    assert run.solver is not None
+    return CaffeLog(
+        run.folder / CAFFE_LOG if caffe_log == AUTO else Path(caffe_log),
+        run.solver.net_name,
+        display_of(run.solver.text),
+        run.solver.lr_policy.rate,
+        run.solver.lr_policy.policy,
+        resumed=run.resumed,
+        wall_s=run.wall_s,
+    )
+
+
+def _check(resumed: bool, caffe_log: str | None) -> dict[str, Any]:
+    """The whole path; raises `ConfigError` if it cannot be written."""
+    if caffe_log is None or caffe_log == AUTO:
+        return {}
+    path = Path(os.path.abspath(caffe_log))
+    if path.exists() and not resumed:
+        raise ConfigError(
+            f"caffe_log {path} is there already: give another file, or move that away; "
+            "a tool would take both logs for one run"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+        raise ConfigError(f"caffe_log {path} cannot be written: give a file in a folder of yours")
+    return {"caffe_log": str(path)}
+
+
+EXPORT: Final = Export(_make, _check, of_solvers=("caffe_log",))

@@ -7,34 +7,29 @@ back when a run is resumed is a gauge.
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Summary,
-    disable_created_metrics,
-    make_wsgi_app,
-)
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import ThreadingWSGIServer
-from prometheus_client.registry import Collector
-
+from speedo.errors import ConfigError
 from speedo.messages import Checkpointed, Drop, Evaluate, Merge, Tested, Train, Trained
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.system.bounds import Option, Whole
 from speedo.system.foreign_text import MOST_NAME, clean_text
-from speedo.watch.export.background import Told
+from speedo.version import VERSION
+from speedo.watch.export.base import Export, ExportedRun, Told
 from speedo.watch.export.means import TestedIterations
 from speedo.watch.own_names import names_us
-from speedo.watch.status import Status
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+    from prometheus_client.core import Metric
+
+    from speedo.watch.status import Status
 
 HOST: Final = "127.0.0.1"
 STALENESS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # upper bounds of the buckets, in versions
@@ -42,15 +37,7 @@ DECISIONS: Final = ("merged", "discarded", "late", "refused")
 STATES: Final = ("training", "waiting", "away")
 MOST_LABELS: Final = 1000  # of one metric: workers name the parts of a turn, nets their outputs
 READ_S: Final = 10.0  # for a request to arrive
-
-
-class _Scrape(WSGIRequestHandler):
-    """A request; nothing is logged."""
-
-    timeout = READ_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+PORTS_OF_A_MASTER: Final = 100
 
 
 def _guarded(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
@@ -65,7 +52,7 @@ def _guarded(app: Any) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     return answer
 
 
-class PrometheusMetrics(Collector):
+class PrometheusMetrics:
     """An exporter that counts, and answers scrapes from other threads.
 
     `status` is the state of the run now, `bytes_of` what a result and a turn carry: payload and center.
@@ -73,6 +60,7 @@ class PrometheusMetrics(Collector):
 
     name = "the metrics for Prometheus"
     problem = ""  # nothing is written to a disk
+    wants_weights = False
 
     def __init__(
         self,
@@ -83,6 +71,16 @@ class PrometheusMetrics(Collector):
         *,
         resumed: Counters | None = None,
     ) -> None:
+        # It takes a while to import, and most runs do without.
+        from prometheus_client import (
+            CollectorRegistry,
+            Counter,
+            Gauge,
+            Histogram,
+            Summary,
+            disable_created_metrics,
+        )
+
         self._status, self._bytes_of = status, bytes_of
         self._info = {"run": run, "version": version}
         last = (0, 0) if resumed is None else (resumed.version, resumed.iteration)
@@ -128,8 +126,21 @@ class PrometheusMetrics(Collector):
 
     def serve(self, port: int) -> int:
         """Answer at this port of loopback, 0 for any; returns the port. Raises `OSError` if it is taken."""
+        from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+        from prometheus_client import make_wsgi_app
+        from prometheus_client.exposition import ThreadingWSGIServer
+
+        class Scrape(WSGIRequestHandler):
+            """A request; nothing is logged."""
+
+            timeout = READ_S
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
         app = _guarded(make_wsgi_app(self._registry))
-        server = make_server(HOST, port, app, ThreadingWSGIServer, _Scrape)
+        server = make_server(HOST, port, app, ThreadingWSGIServer, Scrape)
         thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
         thread.start()
 
@@ -195,6 +206,8 @@ class PrometheusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The state of the run as it is now; what is not known is left out."""
+        from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+
         status = self._status()
         yield InfoMetricFamily("speedo_run", "The run.", {**self._info, "mode": status.mode})
         workers = GaugeMetricFamily("speedo_workers", "Workers by state.", labels=["state"])
@@ -222,3 +235,51 @@ class PrometheusMetrics(Collector):
 def _state(state: str) -> str:
     """One of `STATES`, for a worker that is there."""
     return "training" if state == "training" else "waiting"
+
+
+def _make(
+    run: ExportedRun,
+    metrics_port: Annotated[
+        int | None,
+        Option("Serve metrics for Prometheus on this port of 127.0.0.1.", Whole(1, 65535)),
+    ] = None,
+) -> PrometheusMetrics | None:
+    """A port that was taken since the check is told, and no more."""
+    if metrics_port is None:
+        return None
+    metrics = PrometheusMetrics(run.name, VERSION, run.status, run.bytes_of, resumed=run.resumed)
+    try:
+        metrics.serve(metrics_port)
+    except OSError as error:
+        why = error.strerror or str(error)
+        run.note(f"warning: no metrics: port {metrics_port} of {HOST}: {why}")
+        return None
+    return metrics
+
+
+def _check(resumed: bool, metrics_port: int | None) -> dict[str, Any]:
+    """Raises `ConfigError` if the port is taken."""
+    if metrics_port is None:
+        return {}
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, metrics_port))
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"metrics_port {metrics_port} cannot be served on {HOST} ({why}): give another"
+            ) from None
+    return {}
+
+
+def _conflicts(config: Any) -> list[str]:
+    port, last = config.metrics_port, config.port + PORTS_OF_A_MASTER - 1
+    if port is None or not config.port <= port <= last:
+        return []
+    return [
+        f"metrics_port is {port}, but a master listens at {config.port} to {last}; use a port outside of these"
+    ]
+
+
+EXPORT: Final = Export(_make, _check, _conflicts)

@@ -12,15 +12,16 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 
 from speedo.exchange.vector import Layout
 from speedo.messages import Evaluate, Finish, Merge, Tested, Train
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.system.bounds import Option
 from speedo.system.line_file import LineFile
-from speedo.watch.export.background import CenterCopy, Told
+from speedo.watch.export.base import CenterCopy, Export, ExportedRun, Told
 from speedo.watch.export.means import Means, TestedIterations
 
 PREFIX: Final = "events.out.tfevents."
@@ -49,12 +50,14 @@ class TensorBoardFile:
         *,
         resumed: Counters | None = None,
         wall_s: float = 0.0,
+        histograms: bool = False,
     ) -> None:
         # They take 0.3 s to import, and most runs do without.
         from tensorboardX import summary
         from tensorboardX.proto import event_pb2
         from tensorboardX.record_writer import masked_crc32c
 
+        self.wants_weights = histograms
         self._event, self._summary, self._crc = event_pb2, summary, masked_crc32c
         self._rate, self._layout, self._wall_s = rate, layout, wall_s
         place = f"{PREFIX}{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
@@ -141,3 +144,41 @@ class TensorBoardFile:
 
     def _checksum(self, data: bytes) -> bytes:
         return struct.pack("<I", self._crc(data))
+
+
+def _make(
+    run: ExportedRun,
+    tensorboard: Annotated[
+        bool,
+        Option(
+            "Write an event file for TensorBoard into the run directory: loss, learning rate, images/s and staleness "
+            "by iteration, and the outputs of each test."
+        ),
+    ] = False,
+    tensorboard_histograms: Annotated[
+        bool, Option("The same, and histograms of the weights at each test.")
+    ] = False,
+) -> TensorBoardFile | None:
+    if not (tensorboard or tensorboard_histograms):
+        return None
+    return TensorBoardFile(
+        run.folder,
+        None if run.solver is None else run.solver.lr_policy.rate,
+        run.layout,
+        resumed=run.resumed,
+        wall_s=run.wall_s,
+        histograms=tensorboard_histograms,
+    )
+
+
+def _conflicts(config: Any) -> list[str]:
+    if not (config.tensorboard_histograms and config.serves):
+        return []
+    problem = (
+        f"tensorboard_histograms is given together with servers {config.servers}, and then the master has no "
+        "weights; leave one of the two out"
+    )
+    return [problem]
+
+
+EXPORT: Final = Export(_make, conflicts=_conflicts, of_solvers=("tensorboard_histograms",))

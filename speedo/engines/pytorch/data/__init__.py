@@ -1,18 +1,15 @@
-"""The layers that make records: Caffe's own order, with rank and count, transformed and read ahead."""
+"""The layers that make records: Caffe's own order, with rank and count, transformed and read ahead.
+
+A file here that declares `LAYERS`, classes named as the types, is found.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from speedo.engines.pytorch.data.datums import Data
-from speedo.engines.pytorch.data.dummy import DummyData
-from speedo.engines.pytorch.data.hdf5 import HDF5Data
-from speedo.engines.pytorch.data.images import ImageData
 from speedo.engines.pytorch.layer import SourceLayer
+from speedo.system.declared import declared_in
 
 SOURCES: Final[dict[str, type[SourceLayer]]] = {
-    "Data": Data,
-    "DummyData": DummyData,
-    "HDF5Data": HDF5Data,
-    "ImageData": ImageData,
+    layer.__name__: layer for layers in declared_in(__name__, "LAYERS") for layer in layers
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import lmdb
 import numpy as np
@@ -209,3 +209,6 @@ class Data(BatchSource):
     def _bad(self, key: bytes, what: str) -> EngineError:
         name = key.decode(errors="replace")
         return self.refuse(f"reads the record {name!r} of {self._source}, which {what}")
+
+
+LAYERS: Final = (Data,)

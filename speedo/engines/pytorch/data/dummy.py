@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -96,3 +96,6 @@ class DummyData(BatchSource):
         except EngineError as error:
             raise self.refuse(f"cannot fill top {self.param.top[index]!r}: {error}") from error
         return values.pin_memory() if self._pin else values
+
+
+LAYERS: Final = (DummyData,)

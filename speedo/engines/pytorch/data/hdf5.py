@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -156,3 +156,6 @@ class HDF5Data(BatchSource):
 
     def _bad(self, file: Path, what: str) -> EngineError:
         return self.refuse(f"reads {file}, which {what}")
+
+
+LAYERS: Final = (HDF5Data,)

@@ -154,3 +154,6 @@ class ImageData(BatchSource):
     def _bad(self, number: int, name: str, what: str) -> EngineError:
         shown = f"line {number}: {name}".encode(errors="replace").decode()
         return self.refuse(f"reads the record {shown!r} of {self._list}, which {what}")
+
+
+LAYERS: Final = (ImageData,)

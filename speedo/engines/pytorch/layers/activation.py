@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import isfinite, log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape
 
 class Elementwise(Layer):
     """A layer with one bottom and one top of the same shape, and no blobs."""
+
+    in_place = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.check()
@@ -42,6 +44,8 @@ class ReLU(Elementwise):
 
 class PReLU(Layer):
     """ReLU whose negative slope is learned, by channel or for all. Caffe: layers/prelu_layer.cpp."""
+
+    in_place = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.prelu_param
@@ -80,6 +84,8 @@ class TanH(Elementwise):
 
 class AbsVal(Elementwise):
     """|x|, with gradient 0 at 0. Caffe: layers/absval_layer.cpp."""
+
+    in_place = False
 
     def apply(self, bottom: Tensor) -> Tensor:
         return torch.abs(bottom)
@@ -205,3 +211,21 @@ class Dropout(Elementwise):
 
     def apply(self, bottom: Tensor) -> Tensor:
         return functional.dropout(bottom, self.param.dropout_param.dropout_ratio, self._training)
+
+
+LAYERS: Final = (
+    ReLU,
+    PReLU,
+    ELU,
+    Sigmoid,
+    TanH,
+    AbsVal,
+    BNLL,
+    Exp,
+    Log,
+    Power,
+    Swish,
+    Clip,
+    Threshold,
+    Dropout,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ class BatchNorm(Layer):
     m / (m - 1), and 1. The gradient is that of Caffe: through the batch's statistics, not through the blobs.
     Caffe: layers/batch_norm_layer.cpp.
     """
+
+    in_place = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         (bottom,) = bottoms
@@ -58,3 +61,6 @@ class BatchNorm(Layer):
             blobs[0].mul_(kept).add_(mean)
             blobs[1].mul_(kept).add_(variance)
             blobs[2].mul_(kept).add_(1)
+
+
+LAYERS: Final = (BatchNorm,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from torch import Tensor
 from torch.nn import functional
@@ -228,3 +228,6 @@ class Im2col(_Windowed):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         columns = self.columns(self.with_batch(bottoms[0]))
         return [columns.reshape(*bottoms[0].shape[: self._axis], *columns.shape[1:])]
+
+
+LAYERS: Final = (Convolution, Deconvolution, Im2col)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from torch import Tensor
 from torch.nn import functional
@@ -35,3 +36,6 @@ class InnerProduct(Layer):
         weight = blobs[0].t() if self._transposed else blobs[0]
         bias = blobs[1] if len(blobs) > 1 else None
         return [functional.linear(bottoms[0].flatten(self._axis), weight, bias)]
+
+
+LAYERS: Final = (InnerProduct,)

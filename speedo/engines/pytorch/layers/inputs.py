@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -44,3 +45,6 @@ class Parameter(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [blobs[0]]
+
+
+LAYERS: Final = (Input, Parameter)

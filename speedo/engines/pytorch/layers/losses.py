@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -282,3 +282,13 @@ def _normalizer(mode: str, counted: Tensor, batch: int) -> Tensor | int:
     if mode == "VALID":
         return counted.sum().clamp(min=1)
     return max(1, batch) if mode == "BATCH_SIZE" else 1
+
+
+LAYERS: Final = (
+    EuclideanLoss,
+    HingeLoss,
+    ContrastiveLoss,
+    InfogainLoss,
+    MultinomialLogisticLoss,
+    SigmoidCrossEntropyLoss,
+)

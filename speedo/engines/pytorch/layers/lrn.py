@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -115,3 +115,6 @@ def _to_minus(scale: Tensor, beta: float) -> Tensor:
     if beta == 0.5:
         return scale.rsqrt()
     return scale.pow(-beta)
+
+
+LAYERS: Final = (LRN,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from torch import Tensor
 
@@ -33,3 +33,6 @@ class Silence(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return []
+
+
+LAYERS: Final = (Split, Silence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -212,3 +212,6 @@ class SPP(Layer):
         if len(tops) == 1:
             return tops
         return [torch.cat([top.flatten(1) for top in tops], 1)]
+
+
+LAYERS: Final = (Pooling, SPP)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -193,3 +193,6 @@ class RNN(Recurrent):
 
     def outputs(self, hidden: Tensor, blobs: Sequence[Tensor]) -> Tensor:
         return functional.linear(hidden, blobs[1], blobs[2]).tanh()
+
+
+LAYERS: Final = (LSTMUnit, LSTM, RNN)

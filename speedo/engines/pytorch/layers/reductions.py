@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -143,6 +143,8 @@ class MVN(Layer):
     The top always has four axes. Caffe: layers/mvn_layer.cpp.
     """
 
+    in_place = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.mvn_param
         (bottom,) = bottoms
@@ -183,3 +185,6 @@ class _OverDeviation(torch.autograd.Function):
         (gradient,) = gradients
         scale = (top * gradient).mean(ctx.axes, keepdim=True)
         return (gradient - top * scale) / divisor, None, None
+
+
+LAYERS: Final = (Eltwise, ArgMax, Reduction, MVN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from speedo.engines.pytorch.layers.axes import canonical_axis
 
 class _AlongAxes(Layer):
     """A layer whose operand covers the axes of its bottom from `axis` on."""
+
+    in_place = True
 
     bottoms: ClassVar[tuple[int, int | None]] = (1, 2)
 
@@ -81,3 +83,6 @@ class Bias(_AlongAxes):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         top = bottoms[0] + self.stretched(blobs[0] if blobs else bottoms[1])
         return [top.to(bottoms[0].dtype)]
+
+
+LAYERS: Final = (Scale, Bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from torch import Tensor
 from torch.nn import functional
@@ -88,3 +88,6 @@ class Embed(Layer):
         )
         top = functional.embedding(self.checked(bottoms[0].long(), words, what), blobs[0])
         return [top + blobs[1] if len(blobs) > 1 else top]
+
+
+LAYERS: Final = (BatchReindex, Filter, Embed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from speedo.engines.pytorch.layers.axes import canonical_axis, count
 
 class Concat(Layer):
     """The bottoms one behind the other along `axis` (or `concat_dim`). Caffe: layers/concat_layer.cpp."""
+
+    in_place = True
 
     bottoms = (1, None)
 
@@ -43,6 +45,8 @@ class Slice(Layer):
 
     Caffe: layers/slice_layer.cpp.
     """
+
+    in_place = True
 
     tops = (1, None)
 
@@ -199,6 +203,8 @@ class Reshape(Layer):
 class Tile(Layer):
     """`tiles` copies along `axis`. Caffe: layers/tile_layer.cpp."""
 
+    in_place = True
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         (bottom,) = bottoms
         self._axis = canonical_axis(self, self.param.tile_param.axis, bottom)
@@ -213,3 +219,6 @@ class Tile(Layer):
         repeats = [1] * bottoms[0].ndim
         repeats[self._axis] = self._tiles
         return [bottoms[0].repeat(repeats)]
+
+
+LAYERS: Final = (Concat, Slice, Crop, Flatten, Reshape, Tile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ _LEAST = float(torch.finfo(torch.float32).tiny)  # FLT_MIN, below which Caffe ta
 
 class Softmax(Layer):
     """exp(x) over its sum along `axis`. Caffe: layers/softmax_layer.cpp."""
+
+    in_place = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self._axis = canonical_axis(self, self.param.softmax_param.axis, bottoms[0])
@@ -152,3 +154,6 @@ class Accuracy(_Labelled):
             by_class[1].scatter_add_(0, index.flatten(), counted.flatten())
             tops.append(by_class[0] / by_class[1].clamp_min(1))
         return tops
+
+
+LAYERS: Final = (Softmax, SoftmaxWithLoss, Accuracy)

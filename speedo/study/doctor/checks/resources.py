@@ -5,49 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from speedo.storage.shared_memory.folder import MEMORY, room_for
-from speedo.study.doctor.base import Finding, Request, fail, graded, ok, size
-from speedo.study.doctor.machine import free_memory
+from speedo.study.doctor.base import Check, Finding, Request, fail, graded, ok, size
+from speedo.study.doctor.checks.machine import free_memory
 
-PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
 RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared
 TORCH_BYTES: Final = 210_000_000  # PyTorch more than Caffe, measured with 2.13 for the CPU
-CAFFE_MODELS: Final = 3  # weights, gradients and the solver's history
-OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was trained from
 STORED_MODELS: Final = 2  # the center's present version and the next, while both are read
 TIGHT: Final = 0.8
 LEAST_DISK_BYTES: Final = 1_000_000  # to begin with
 DISK_BYTES: Final = 50_000_000  # logs and metrics of some hours
 
 
-@dataclass(frozen=True, slots=True)
-class Net:
-    """The built net: bytes of one exchange, and bytes of all activations of a worker.
-
-    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories. `more` are
-    the bytes that the engine's libraries take in each process beyond Caffe's.
-    """
-
-    nbytes: int
-    activations: int
-    snapshots: int
-    more: int = 0
-
-    @property
-    def worker_bytes(self) -> int:
-        """Memory of one worker's process."""
-        return (
-            PROCESS_BYTES + self.more + self.activations + (CAFFE_MODELS + OWN_MODELS) * self.nbytes
-        )
-
-
-def memory(request: Request, net: Net | None) -> Iterator[Finding]:
+def memory(request: Request) -> Iterator[Finding]:
     """Free memory against what the workers need, and on a master's node also master, tester and Redis."""
-    free = free_memory()
+    if request.own:
+        return
+    net, free = request.net, free_memory()
     if net is None:
         yield ok("memory", f"{size(free)} free; not compared, for the net could not be built")
         return
@@ -63,8 +40,9 @@ def memory(request: Request, net: Net | None) -> Iterator[Finding]:
     yield graded("memory", text, remedy, fails=need > free, warns=need > TIGHT * free)
 
 
-def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
+def exchange(request: Request) -> Iterator[Finding]:
     """On a master's node: whether its own workers can use shared memory."""
+    net = request.net
     if request.master is not None or net is None:
         return
     need = room_for(request.workers, net.nbytes)
@@ -74,25 +52,28 @@ def exchange(request: Request, net: Net | None) -> Iterator[Finding]:
     yield graded("exchange", text, remedy, fails=False, warns=free < need)
 
 
-def can_be_written(request: Request) -> bool:
-    """Whether files and folders can be created in the parent of the run directory."""
-    place = _place_of_run(request)
-    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
-
-
 def _place_of_run(request: Request) -> Path:
     """The run directory, or its nearest parent that exists."""
     folder = (request.run_dir or Path("runs")).absolute()
     return next(path for path in (folder, *folder.parents) if os.path.exists(path))
 
 
-def disk(request: Request, net: Net | None) -> Iterator[Finding]:
-    """On a master's node: disk space for the model, its snapshots and the logs at the run directory."""
-    if request.master is not None:
-        return
+def _can_be_written(place: Path) -> bool:
+    """Whether files and folders can be created there."""
+    return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+
+
+def run_dir(request: Request) -> Iterator[Finding]:
+    """On a master's node: whether the run directory can be made. A run itself says so of its option."""
     place = _place_of_run(request)
-    if not can_be_written(request):
+    if request.master is None and not _can_be_written(place):
         yield fail("disk", f"{place} cannot be written", "give another --run-dir")
+
+
+def disk(request: Request) -> Iterator[Finding]:
+    """On a master's node: disk space for the model, its snapshots and the logs at the run directory."""
+    place, net = _place_of_run(request), request.net
+    if request.master is not None or not _can_be_written(place):
         return
     free = shutil.disk_usage(place).free
     models = 2 + (net.snapshots if net else 0)  # one is written beside the one that it replaces
@@ -102,3 +83,11 @@ def disk(request: Request, net: Net | None) -> Iterator[Finding]:
     too_little = free < LEAST_DISK_BYTES + outputs
     remedy = "make room, or give another --run-dir"
     yield graded("disk", text, remedy, fails=too_little, warns=free < need)
+
+
+CHECKS: Final = (
+    Check(memory),
+    Check(exchange),
+    Check(run_dir),
+    Check(disk, quick=True),
+)

@@ -17,7 +17,7 @@ from typing import Final
 import psutil
 
 from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, place_for_sockets
-from speedo.study.doctor.base import Finding, Request, fail, ok, size, warn
+from speedo.study.doctor.base import Check, Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
 from speedo.system.remedies import in_checkout
 from speedo.version import VERSION
@@ -36,7 +36,14 @@ TEMPORARY_BYTES: Final = 200_000_000  # with the logs of Ray and Redis in a run 
 SHARED: Final = Path("/dev/shm")
 
 
-def python() -> Finding:
+def installed(request: Request) -> Iterator[Finding]:
+    """What a run starts with, whatever it trains."""
+    yield _python()
+    yield _ray()
+    yield redis(request)
+
+
+def _python() -> Finding:
     """The interpreter, and the SpeeDO that it imports."""
     text = f"{platform.python_version()} at {sys.executable}, SpeeDO {VERSION}"
     if sys.version_info[:2] not in PYTHONS:
@@ -44,7 +51,7 @@ def python() -> Finding:
     return ok("python", text)
 
 
-def ray() -> Finding:
+def _ray() -> Finding:
     """Ray's version, as it is installed."""
     try:
         return ok("ray", metadata.version("ray"))
@@ -157,3 +164,6 @@ def _words(file: str) -> list[str]:
         return Path(file).read_text(encoding="ascii").split()
     except OSError:
         return []
+
+
+CHECKS: Final = (Check(installed, "installed"), Check(temporary, quick=True))

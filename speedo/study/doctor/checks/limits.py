@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from speedo.study.doctor.base import Finding, Request, fail, graded, ok
+from speedo.study.doctor.base import Check, Finding, Request, fail, graded, ok
 from speedo.system.cores import AUTO
 
 # Measured with 2 and with 8 workers: the master's process, the busiest, had at most 61 and 94 files open.
@@ -101,3 +101,6 @@ def _of_container() -> tuple[int, int, str, str] | None:
             used = int((folder / "pids.current").read_text())
             return used, limit, "this container", remedy
     return None
+
+
+CHECKS: Final = (Check(limits, quick=True),)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from speedo.errors import SpeedoError
-from speedo.study.doctor.base import Finding, Request, ok, warn
+from speedo.study.doctor.base import Check, Finding, Request, ok, warn
 from speedo.system.cores import (
     AUTO,
     CoreOptions,
@@ -25,7 +25,7 @@ SHOWN: Final = 8  # workers that a line names, of those that are to run
 ANSWER_S: Final = 5.0
 
 
-def cores(request: Request) -> Finding:
+def cores(request: Request) -> Iterator[Finding]:
     """The CPUs that this process may use, against the workers and their threads; bound, what each worker would get."""
     machine, workers = this_machine(), request.workers
     cpus = machine.cpus(machine.cores)
@@ -44,11 +44,12 @@ def cores(request: Request) -> Finding:
     if workers * threads > there:
         fewer = f"use --workers {max(int(there) // threads, 1)}"
         remedy = fewer if threads == 1 else f"{fewer}, or fewer --threads"
-        return warn("cores", f"{text}: they share, and are slower each", remedy)
-    return ok("cores", text)
+        yield warn("cores", f"{text}: they share, and are slower each", remedy)
+    else:
+        yield ok("cores", text)
 
 
-def running_workers() -> Iterator[Finding]:
+def running_workers(_: Request) -> Iterator[Finding]:
     """For each run that this user leads here, the host, process and cores of its workers."""
     for run in running():
         with suppress(SpeedoError, KeyError, TypeError):  # it ends, or is of another version
@@ -62,3 +63,6 @@ def running_workers() -> Iterator[Finding]:
             ]
             if told:
                 yield ok("running", "\n".join([f"run {run.run}", *told]))
+
+
+CHECKS: Final = (Check(cores), Check(running_workers))
