@@ -88,6 +88,38 @@ def test_what_is_no_message_is_refused(line: bytes) -> None:
         unpack(line)
 
 
+def test_a_worker_answers_each_command_and_refuses_a_turn_that_raised(
+    master: Master, tmp_path: Path
+) -> None:
+    def turn(command: Train) -> Trained:
+        if command.ticket == 1:
+            raise EngineError("the net has no such blob")
+        return Trained(0, 1, command.ticket, 0.5, 8)
+
+    def save(command: SaveState) -> StateSaved:
+        return StateSaved(0, 1, command.version)
+
+    def work() -> None:
+        with WorkerChannel(str(tmp_path), 0, 1) as channel:
+            channel.serve(turn, save)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert master.channels.wait_for(0, 1, WAIT_S)
+    commands = [Train(0, 1, n, n, n, 1, 1, Kind.DELTA) for n in (1, 2)]
+    for command in (*commands, SaveState(0, 1, 7)):
+        assert master.channels.send(command)
+    heard = [master.heard.get(timeout=WAIT_S) for _ in range(3)]
+    assert heard == [
+        Refused(0, 1, 1, "the net has no such blob", blame=True),
+        Trained(0, 1, 2, 0.5, 8),
+        StateSaved(0, 1, 7),
+    ]
+    master.channels.close(0, 1)
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
+
+
 def test_commands_and_answers_of_two_workers_do_not_mix(master: Master, tmp_path: Path) -> None:
     told: dict[int, list[object]] = {}
     threads = [
