@@ -53,10 +53,6 @@ class Picture:
             if told and self._live is None:
                 self.note(f"{name}: {state}")
 
-    def states(self) -> dict[str, str]:
-        """The state of every host."""
-        return {name: state for name, (_, state) in self._hosts.items()}
-
     def note(self, text: str) -> None:
         """A line above the picture."""
         put_line(self._console, text)
