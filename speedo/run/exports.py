@@ -18,12 +18,12 @@ from speedo.watch.export.base import ExportedRun
 from speedo.watch.status import StatusBoard
 
 
-def check_exports(config: RunConfig, *, resumed: bool) -> RunConfig:
-    """The configuration with whole paths; raises `ConfigError` for what an exporter could not write or serve."""
-    changed: dict[str, Any] = {}
+def check_exports(config: RunConfig, *, resumed: bool) -> dict[str, Any]:
+    """Options with whole paths; raises `ConfigError` for what an exporter could not write or serve."""
+    whole: dict[str, Any] = {}
     for export in EXPORTS:
-        changed |= export.check(resumed, **export.values(config))
-    return config.model_copy(update=changed) if changed else config
+        whole |= export.check(resumed, **export.values(config))
+    return whole
 
 
 def make_exports(

@@ -104,8 +104,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     path = chosen_solver(config.solver)
     data_root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
-    caffe_log = check_exports(config, resumed=isinstance(resumed, Resumed))
-    config = config.model_copy(update={"caffe_log": caffe_log})
+    paths = check_exports(config, resumed=isinstance(resumed, Resumed))
+    config = config.model_copy(update=paths)
     overrides = SolverOverrides(
         max_iter=config.max_iter,
         # 0 is ours: Caffe knows no test at the end alone.

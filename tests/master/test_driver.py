@@ -159,7 +159,7 @@ def test_tests_queue_up_and_one_too_many_is_left_out_and_told() -> None:
     world = World(step_s=0.02, latency_s=0.0, jitter=0.0)
     simulation = run(Plan(10, 12, workers=1, test_interval=1), world=world, script=slow)
     assert asked == [1, 2, 3, 4, 6, 7, 8, 9, 11, 12]
-    left_out = [line.split("  > ")[1] for line in lines(simulation, "left out")]
+    left_out = [line.split("  > ")[1] for line in lines(simulation, "skipped")]
     problem = f"tested: {busy_tester(4)}"
     assert left_out == [f"version 5 {problem}", f"version 10 {problem}"]
 

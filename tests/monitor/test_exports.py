@@ -359,7 +359,7 @@ def test_a_log_that_is_there_is_not_written_over_but_continued(tmp_path: Path) -
     config = make_config({"caffe_log": str(log)})
     with pytest.raises(ConfigError, match="is there already"):
         check_exports(config, resumed=False)
-    assert check_exports(config, resumed=True) == str(log)
+    assert check_exports(config, resumed=True) == {"caffe_log": str(log)}
     with pytest.raises(ConfigError, match="cannot be written"):
         check_exports(make_config({"caffe_log": str(tmp_path / "none" / "x")}), resumed=False)
 

@@ -22,7 +22,7 @@ from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.turn_book import Plan
 from speedo.master.turn_deadlines import HEARTBEAT_S
-from speedo.messages import Event, Left, StateSaved, StopAsked
+from speedo.messages import NO_TUNING, Event, Left, StateSaved, StopAsked, Tuning
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import most_steps
@@ -245,7 +245,7 @@ def run(
 
     whole = solver_of(Layout((Blob("w/0", (SIZE,)),))).update_of()
 
-    def update(gradient: Vector, center: Vector, iteration: int) -> None:
+    def update(gradient: Vector, center: Vector, iteration: int, own: Tuning = NO_TUNING) -> None:
         whole.update(center, gradient, iteration)
 
     simulation = simulate(
