@@ -161,11 +161,11 @@ class RunConfig(_Run):
         SPLIT, usual=f"{SPLIT_IN} and in hybrids with it",
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     compress: Annotated[str, Option(
-        f"What workers send: {in_words()}. The error of a payload is added to the worker's next one.",
+        f"Format of what workers send: {in_words()}. The error of a payload is added to the worker's next payload.",
         checked_by(parse_compression),
         source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
     compress_center: Annotated[CenterCodec, Option(
-        f"What workers fetch: {in_words(centers=True)}; the center itself stays float32.",
+        f"Format of what workers fetch: {in_words(centers=True)}; the center itself stays float32.",
         source="likewise", group=TRAVEL)] = "none"
 
     max_iter: Annotated[int | None, Option(

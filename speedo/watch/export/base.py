@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speedo.engines.solver import SolverSpec
     from speedo.watch.status import Status
 
-RECORDS: Final = "What is recorded for other tools"  # the options' group
+RECORDS: Final = "Output for other tools"  # the options' group
 
 
 @dataclass(frozen=True, slots=True)
