@@ -145,8 +145,7 @@ def _make(
     caffe_log: Annotated[
         str | None,
         Option(
-            "Write a log in the form of Caffe's own, for the tools that read that; without FILE, caffe.log in the run "
-            "directory.",
+            "Write a log in Caffe's format, for tools that read it; without FILE, caffe.log in the run directory.",
             _check_option,
             metavar="[FILE]",
             bare=AUTO,

@@ -175,7 +175,7 @@ def _conflicts(config: Any) -> list[str]:
     if not (config.tensorboard_histograms and config.serves):
         return []
     problem = (
-        f"tensorboard_histograms is given together with servers {config.servers}, and then the master has no "
+        f"tensorboard_histograms is given together with servers {config.servers}, with which the master has no "
         "weights; leave one of the two out"
     )
     return [problem]
