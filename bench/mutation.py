@@ -36,7 +36,13 @@ import pytest
 from bench.support.mutants import EQUIVALENT, ROOT, Function, Mutant, function_of, mutants_of
 
 ROOMS = ("master", "worker", "sgd_modes")
-TESTS = ("tests/sgd_modes", "tests/worker", "tests/master", "tests/config", "tests/simulation")
+TESTS = (
+    "tests/sgd_modes",
+    "tests/worker",
+    "tests/master",
+    "tests/run/config",
+    "tests/study/simulation",
+)
 FAST = "not redis and not ray and not caffe and not slow"
 TEST_DEADLINE_S = 30  # of one test of a mutant
 DEADLINE_S = 300.0  # of all tests of a mutant

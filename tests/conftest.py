@@ -166,7 +166,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-traces",
         action="store_true",
-        help="write tests/simulation/golden anew from what happens now; read the difference before you commit it",
+        help="write tests/study/simulation/golden anew from what happens now; read the difference before you commit it",
     )
     parser.addoption(
         "--rewrite-tables",

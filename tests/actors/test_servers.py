@@ -20,9 +20,9 @@ import pytest
 from speedo.data.roots import default_data_root
 from speedo.run.prepare import chosen_solver
 from speedo.run_dir.checkpoint_file import latest
-from tests.runs.local import model_made_here, weights_in
 from tests.support.commands import Commands, interrupt, wait_for_line
 from tests.support.processes import words_of
+from tests.whole_runs.local import model_made_here, weights_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240

@@ -43,7 +43,7 @@ from speedo.watch.report.run_history import RunHistory, _Reader
 from speedo.watch.status import StatusBoard, WorkerStatus
 from speedo.watch.status_text import lines_of
 from tests.support.foreign import INPUTS, Foreign, is_clean
-from tests.watch.test_history import status
+from tests.watch.live.test_history import status
 
 HELLO = {"speedo": VERSION, "python": "3.11", "pid": 7, "launcher": "10.0.0.1", "address": "10.0.0.2"}  # fmt: skip
 CHECK = {"name": "pycaffe", "level": "fail", "text": "it is not there", "remedy": "install it"}

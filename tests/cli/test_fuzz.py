@@ -28,8 +28,8 @@ from speedo.errors import SpeedoError
 from speedo.study.doctor.base import ok
 from speedo.study.planning import predict as prediction
 from tests.data.makers import idx_folder
-from tests.planning.test_from_run import write_run
-from tests.planning.times import calibration
+from tests.study.planning.test_from_run import write_run
+from tests.study.planning.times import calibration
 from tests.support.nets import net_text, write_data, write_solver
 
 # A hang is what some of these could cause: then it shall not take the suite's five minutes.

@@ -261,7 +261,7 @@ def fields_of_status() -> tuple[set[str], set[str]]:
 
 
 def test_the_fields_of_a_status_are_in_the_table() -> None:
-    """tests/monitor holds the table and the output of a run together; this finds a new field without a run."""
+    """tests/watch holds the table and the output of a run together; this finds a new field without a run."""
     run, worker = fields_of_status()
     assert {one.name for one in dataclasses.fields(Status)} <= run
     assert worker == {one.name for one in dataclasses.fields(WorkerStatus)} | {"away"}

@@ -13,7 +13,7 @@ from tests.faults.running import GAP_S, Watched
 from tests.support.commands import Commands
 
 SCRIPT_MODES: Final = (*MODES, "hybrid")
-FIT: Final = Path(__file__).parents[1] / "script" / "scripts" / "fit.py"
+FIT: Final = Path(__file__).parents[1] / "run" / "script" / "scripts" / "fit.py"
 RECORDS, EPOCHS = 240, 3  # of FIT, in batches of 8
 EACH_ONCE: Final = Counter((epoch, place) for epoch in range(EPOCHS) for place in range(RECORDS))
 PHASES: Final = tuple(

@@ -1,4 +1,4 @@
-"""Rows of users' scripts (`speedo run`, `speedo master --own`); more of them are in tests/script and tests/hosts."""
+"""Rows of users' scripts (`speedo run`, `speedo master --own`); more are in tests/run/script and tests/hosts."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.local import model_made_here
 from tests.support.commands import Commands, how_loaded, wait_for_line
 from tests.support.network import Host, limit
+from tests.whole_runs.local import model_made_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240

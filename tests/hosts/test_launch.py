@@ -249,7 +249,7 @@ def led_by(first: SshHost, second: SshHost) -> dict[str, object]:
 
 def test_a_command_after_two_dashes_is_what_every_worker_runs(hosts: Site, tmp_path: Path) -> None:
     """No host needs a solver; `python` is the one that has SpeeDO there."""
-    script = Path(__file__).parents[1] / "script" / "scripts" / "fit.py"
+    script = Path(__file__).parents[1] / "run" / "script" / "scripts" / "fit.py"
     words = ("--mode", "async", "--", "python", str(script), "none", "0.02")
     process = hosts.launch([*as_words(hosts, tmp_path, 2), *words], tmp_path)
     out, errors = process.communicate(timeout=WAIT_S)

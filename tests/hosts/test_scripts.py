@@ -20,7 +20,7 @@ from tests.support.network import Host, network
 from tests.support.ray_cluster import users_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
-SCRIPTS = Path(__file__).parents[1] / "script" / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "run" / "script" / "scripts"
 WAIT_S = 240
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.local import model_made_here
 from tests.support.commands import Commands, interrupt, wait_for_line
 from tests.support.network import Host
+from tests.whole_runs.local import model_made_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240

@@ -31,8 +31,8 @@ from speedo.run_dir.metrics_log import MetricsLog
 from speedo.study.planning.calibrate_from_run import from_run
 from speedo.study.planning.calibration import read_calibration
 from speedo.watch.status_text import lines_of, outcome_of
-from tests.planning.test_from_run import write_run as write_timed_run
 from tests.run_dir.test_checkpoint_file import checkpoint
+from tests.study.planning.test_from_run import write_run as write_timed_run
 
 ODD = (None, "x", [], {}, True, -1, 0.5, 10**400, 1e300, math.nan, math.inf, {"a": []}, "é" * 1000)
 ANY_JSON = st.recursive(

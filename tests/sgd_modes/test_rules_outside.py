@@ -33,7 +33,7 @@ def trained(
 
 
 def test_a_rule_like_add_delta_gives_the_golden_trace_of_async_to_the_byte(outside: str) -> None:
-    golden = Path(__file__).parents[1] / "simulation" / "golden" / "async.txt"
+    golden = Path(__file__).parents[1] / "study" / "simulation" / "golden" / "async.txt"
     run = trained({"mode": "async", "rule": f"{outside}:Added"})
     assert run.trace.text() == golden.read_text(encoding="utf-8")
     usual = trained({"mode": "async"})

@@ -1,4 +1,4 @@
-"""Random train nets over the records of `tests/runs/test_batch_division.py`, with layers that mix records and others.
+"""Random train nets over the records of `test_batch_division.py`, with layers that mix records and others.
 
 Nothing makes sure that a net can be built: pycaffe decides that.
 """

@@ -1,0 +1,153 @@
+"""PyTorch's modules in a user's script, with `speedo run`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.faults.scripts import trained
+from tests.run.script.test_run_command import WAIT_S, lines_of, run
+from tests.support.commands import Commands, how_loaded
+from tests.support.processes import environment_of
+
+pytestmark = [pytest.mark.torch, pytest.mark.ray, pytest.mark.redis]
+SCRIPT = Path(__file__).parent / "scripts" / "fit_torch.py"
+RECORDS, WHOLE, STEPS = 1190, 48, 50  # the batch of one process, and its steps
+EACH_ONCE = Counter({(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)})
+
+
+@pytest.mark.parametrize(
+    ("workers", "optimizer"),
+    [
+        (3, "adam"),
+        pytest.param(2, "adam", marks=pytest.mark.matrix),
+        pytest.param(2, "sgd", marks=pytest.mark.matrix),
+        pytest.param(3, "sgd", marks=pytest.mark.matrix),
+    ],
+)
+def test_workers_that_average_gradients_make_the_model_of_one_process(
+    speedo: Commands, tmp_path: Path, workers: int, optimizer: str
+) -> None:
+    """Within 1e-6 of the largest weight; the last batch of an epoch leaves nothing for the last worker."""
+    words = ("--workers", str(workers), str(SCRIPT), str(WHOLE // workers), optimizer, "gradients")
+    status, _, errors = run(speedo, *words)
+    assert status == 0, errors
+    file = tmp_path / "alone.npz"
+    alone = subprocess.run(
+        [sys.executable, str(SCRIPT), str(WHOLE), optimizer, "", "0", str(file)],
+        timeout=100,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert f"steps {STEPS}" in alone.stdout
+    assert "Warning" not in alone.stderr  # that the loss is a tensor with gradients
+    ours, theirs = np.load(tmp_path / "run" / "model.npz"), np.load(file)
+    assert set(ours) == set(theirs)
+    largest = max(float(np.abs(theirs[name]).max()) for name in theirs)
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-6 * largest)
+    results = [line for line in lines_of(tmp_path) if line["event"] == "result"]
+    assert {line["worker"] for line in results} == set(range(workers))
+    assert all(line["loss"] > 0 for line in results)
+    assert max(line["steps"] for line in results) > 1  # several steps between two reports
+
+
+@pytest.mark.parametrize(
+    ("exchange", "killed"),
+    [
+        ("gradients", (0,)),
+        pytest.param("gradients", (1, 0), marks=pytest.mark.matrix),
+        pytest.param("deltas", (0, 1), marks=pytest.mark.matrix),
+    ],
+)
+def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
+    speedo: Commands, tmp_path: Path, exchange: str, killed: tuple[int, ...]
+) -> None:
+    """Worker 0 leads the team. Who is killed is started again, and no record is trained twice or not."""
+    words = ("--workers", "3", str(SCRIPT), "5", "adam", exchange, "0.15")
+    process = speedo.start("run", "--run-dir", "run", *words)
+    log, to_kill, deadline = (
+        tmp_path / "run" / "metrics.jsonl",
+        list(killed),
+        time.monotonic() + WAIT_S * how_loaded(),
+    )
+    while to_kill and time.monotonic() < deadline:
+        time.sleep(0.3)
+        events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
+        if events.count("joined") == 3 + len(killed) - len(to_kill) and events[-1] == "result":
+            script_of(speedo, to_kill.pop(0)).kill()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, to_kill) == (0, []), errors
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    assert killed_in(lines) == len(killed)
+    steps = max(line["steps"] for line in lines if line.get("decision") == "merged")
+    assert (steps > 1) == (exchange == "gradients")
+
+
+def test_records_that_a_leader_was_dealt_for_others_and_did_not_hand_out_are_trained(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """The master had leased them to members that lived on and did not know: they were in no result."""
+    process = speedo.start(
+        *("run", "--run-dir", "run", "--workers", "3", "--restarts", "0"),
+        *(str(SCRIPT), "5", "adam", "gradients"),
+        environment={
+            "SPEEDO_FAILPOINT": "team-dealt@2",
+            "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
+        },
+    )
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    lines = lines_of(tmp_path)
+    assert trained(lines) == EACH_ONCE
+    assert killed_in(lines) == 1
+
+
+def killed_in(lines: list[dict[str, Any]]) -> int:
+    """How many workers were killed."""
+    causes = [line["cause"] for line in lines if line["event"] == "left"]
+    return sum("killed by SIGKILL" in cause for cause in causes)
+
+
+def script_of(speedo: Commands, worker: int) -> psutil.Process:
+    """The process of this worker's script."""
+    return next(
+        one
+        for one in speedo.scripts(SCRIPT)
+        if f"worker-0.{worker}." in environment_of(one).get("SPEEDO_WORKER", "")
+    )
+
+
+@pytest.mark.parametrize("made_by", ["one", "all"])
+def test_a_worker_that_tests_ends_the_turn_of_its_team_and_nothing_is_lost(
+    speedo: Commands, tmp_path: Path, made_by: str
+) -> None:
+    """No batch is trained twice. A test that all workers make has each record once."""
+    script = SCRIPT.with_name("tested_torch.py")
+    status, _, errors = run(speedo, "--workers", "3", str(script), made_by)
+    assert status == 0, errors
+    lines = lines_of(tmp_path)
+    assert [line for line in lines if line.get("decision") == "discarded"] == []
+    epochs, records, tests = 2, 600, 201
+    assert trained(lines) == Counter({(e, r): 1 for e in range(epochs) for r in range(records)})
+    found = [line for line in lines if line["event"] == "test"]
+    assert [line["problem"] for line in found] == [None] * epochs
+    said = [file.read_text().splitlines() for file in (tmp_path / "run" / "logs").glob("worker-*")]
+    tested, stepped = (
+        [int(line.split()[-1]) for one in said for line in one if line.startswith(word)]
+        for word in ("tested", "stepped")
+    )
+    assert sum(tested) == epochs * tests
+    assert (len(tested) > epochs) == (made_by == "all")
+    assert sum(stepped) == epochs * records // 6
