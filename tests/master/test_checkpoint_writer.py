@@ -451,6 +451,18 @@ def test_a_run_whose_disk_hangs_waits_for_nothing_more_and_copies_no_more_weight
     keeper.close()
 
 
+def test_the_last_center_waits_for_what_is_written_before_it(tmp_path: Path) -> None:
+    disk, run = Disk(), resumed_run()
+    keeper = disk.keeper(tmp_path)
+    begin(keeper, run, 0.0)
+    keeper.finished(0.0)
+    run.version = 8
+    threading.Timer(0.2, disk.back.set).start()
+    assert keeper.keep_center(run, 0.0) == ""
+    assert [path.name[7:19] for path in checkpoints_in(tmp_path)] == [f"{8:012d}", f"{6:012d}"]
+    keeper.close()
+
+
 def test_what_waits_behind_a_write_that_hangs_is_told_too(tmp_path: Path) -> None:
     disk, run = Disk(), resumed_run()
     keeper = disk.keeper(tmp_path)

@@ -211,6 +211,17 @@ class TeamOfScripts:
         return [one for one in self.actions if isinstance(one, kind)]
 
 
+def test_a_step_of_a_script_with_fewer_records_counts_as_a_step() -> None:
+    """The last batch of its records: 1 of 4, after a whole one."""
+    coordinator = Coordinator(
+        Asynchronous(AddDelta(), local_steps=2), Plan(4, 1000, 1, own_counts=True)
+    )
+    [turn] = [one for one in handle(coordinator, Joined(0, 1, 4)) if isinstance(one, Train)]
+    merged = handle(coordinator, Trained(0, 1, turn.ticket, 0.5, 5, {}))
+    [merge] = [one for one in merged if isinstance(one, Merge)]
+    assert [(part.samples, part.steps) for part in merge.parts] == [(5, 2)]
+
+
 @pytest.mark.parametrize("leaves", [0, 1])
 def test_a_member_that_pauses_ends_the_turn_of_its_team_and_nothing_is_lost(leaves: int) -> None:
     team = TeamOfScripts(2)
