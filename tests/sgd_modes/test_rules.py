@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speedo.run.config.run_config import make_config
+from speedo.sgd_modes.registry import uses
 from speedo.sgd_modes.rules import (
     BLOCK,
     AddDelta,
@@ -115,3 +117,11 @@ def test_a_server_gradient_gets_the_mean_gradient_the_center_and_the_iteration()
     rule.merge(center, [Contribution(gradients[0], 30), Contribution(gradients[1], 10)], 0.25, 17)
     assert seen == [([3.0, 2.0], [1.0, 2.0], 17)]
     assert center.tolist() == [-0.5, 1.0]
+
+
+def test_a_rule_takes_the_place_of_the_options_of_the_modes_own_rules() -> None:
+    plain, ruled = (
+        make_config({"mode": "sync", **more}) for more in ({}, {"rule": "outer-momentum"})
+    )
+    assert [uses(one, "delta_scale") for one in (plain, ruled)] == [True, False]
+    assert [uses(one, "backup_workers") for one in (plain, ruled)] == [True, True]  # the schedule's

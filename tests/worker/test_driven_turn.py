@@ -91,6 +91,7 @@ def test_a_turn_ends_after_its_steps_and_says_what_was_trained() -> None:
     done = worker.end(((0, 10, 25),))
     assert (done.loss, done.samples, done.has_loss) == (3.0, 3 * BATCH, True)
     assert (done.records, worker.samples, worker.command) == (((0, 10, 25),), 3 * BATCH, None)
+    assert done.timings == {"fetch": 1.0, "compute": 1.0, "publish": 2.0}  # the store looks, too
 
 
 def test_a_script_may_say_no_loss() -> None:
