@@ -83,7 +83,7 @@ class HeldHosts:
     # ---------------------------------------------------------------- before a run
 
     def launch(self, count: int, needs: Needs) -> None:
-        """Begin to make so many workers ready. Raises `ConfigError` for what this kind of cluster cannot do."""
+        """Begin to make this many workers ready. Raises `ConfigError` for what this kind of cluster cannot do."""
         if problems := needs.problems_on_hosts():
             raise ConfigError(problems)
         self._hosts.check()
@@ -100,7 +100,7 @@ class HeldHosts:
                 self._add(name, some, needs)
 
     def report(self, timeout_s: float) -> Report:
-        """What is known once each worker is ready or has failed, or after so many seconds."""
+        """What is known once each worker is ready or has failed, or after this many seconds."""
         self._hosts.wait(
             lambda: all(one.remote.ready or one.remote.failed for one in self._groups.values()),
             timeout_s,
@@ -160,7 +160,7 @@ class HeldHosts:
     # ---------------------------------------------------------------- a run
 
     def run(self, options: Mapping[str, Any], workers: int) -> RunResult:
-        """Train with so many of the workers that are ready. Raises `SpeedoError`."""
+        """Train with this many of the workers that are ready. Raises `SpeedoError`."""
         from speedo.actors.launch import serve_master
 
         chosen = self._chosen(workers)

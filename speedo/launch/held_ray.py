@@ -40,7 +40,7 @@ class HeldRay:
         self._asked = False
 
     def launch(self, count: int, needs: Needs) -> None:
-        """Begin to make so many workers ready. Raises `ConfigError` for what this kind of cluster cannot do."""
+        """Begin to make this many workers ready. Raises `ConfigError` for what this kind of cluster cannot do."""
         if self._count and needs != self._needs:
             raise ConfigError(
                 "cpus, memory_gb or device differ from those of the workers that are there; a Ray cluster has one size "
@@ -67,7 +67,7 @@ class HeldRay:
         return options
 
     def report(self, timeout_s: float) -> Report:
-        """What is known once each worker is ready or has failed, or after so many seconds."""
+        """What is known once each worker is ready or has failed, or after this many seconds."""
         if not self._count:
             return Report()
         if self._holder is None or (not self._asked and self._holder.poll() is not None):
@@ -95,7 +95,7 @@ class HeldRay:
         return Report(failures=(Failure(self._address, why, self._count),))
 
     def run(self, options: Mapping[str, Any], workers: int) -> RunResult:
-        """Train with so many of the workers that are ready. Raises `SpeedoError`."""
+        """Train with this many of the workers that are ready. Raises `SpeedoError`."""
         from speedo.actors.launch import train_on_ray
 
         if problems := [

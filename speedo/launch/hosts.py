@@ -212,7 +212,7 @@ class Hosts:
         connection.send(start=role, **values)
 
     def wait(self, until: Callable[[], bool], seconds: float, stopped: Sequence[str] = ()) -> bool:
-        """Whether it holds within so many seconds; False at once if somebody is `stopped`."""
+        """Whether it holds within this many seconds; False at once if somebody is `stopped`."""
         deadline = time.monotonic() + seconds
         with self.changed:
             while not (done := until()) and self._broken is None and not stopped:

@@ -169,7 +169,7 @@ class Launcher:
         self._wait(over, seconds)
 
     def _wait(self, until: Callable[[], bool], seconds: float) -> None:
-        """Return when it holds, or after so many seconds; a signal ends the launch."""
+        """Return when it holds, or after this many seconds; a signal ends the launch."""
         self._hosts.wait(until, seconds, self._stopped)
         if self._stopped:
             end_as(self._stopped[0])

@@ -400,7 +400,7 @@ def rounds_of(
     round_s: float,
     change: int | None = None,
 ) -> int:
-    """How many rounds of so many `samples` a team that trains alone does before it reports; at least 1.
+    """How many rounds of this many `samples` a team that trains alone does before it reports; at least 1.
 
     At most what fits into the plan's seconds, into the samples that are `left`, before the next test or snapshot, and
     before the iteration at which turns `change` their length.

@@ -423,7 +423,7 @@ def _with_whole_batch(
 def _with_offset(
     prepared: Prepared, config: RunConfig, reason: str, note: Callable[[str], None]
 ) -> RunConfig:
-    """Each worker reads all records in their order, from a place of its own."""
+    """Each worker reads all records in their order, beginning at another place."""
     if config.data_share in ("offset", "same"):
         return config
     if "data_share" in config.model_fields_set:
@@ -436,5 +436,7 @@ def _with_offset(
             f"{reason}, so the records must stay in their order, but they cannot be counted to begin at several "
             "places: use --workers 1, or --data-share same"
         )
-    note(f"each worker reads all records, from a place of its own (--data-share offset): {reason}")
+    note(
+        f"each worker reads all records, beginning at another place (--data-share offset): {reason}"
+    )
     return config.model_copy(update={"data_share": "offset"})

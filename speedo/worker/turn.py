@@ -76,7 +76,7 @@ class Participant:
         return command.payload is Kind.DELTA
 
     def _fetch(self, command: Train) -> None:
-        """Get the center of this turn, and go on from it: load it, or be pulled towards it."""
+        """Get the center of this turn, and continue from it: load it, or be pulled towards it."""
         version = command.version
         seen = None if self.needs_center(command) else self.exchange.look_at_center(version)
         if seen is None:

@@ -15,7 +15,7 @@ from speedo.actors.ray_node.ports import resolved
 from speedo.errors import ClusterError
 
 LOOK_S: Final = 0.3
-BEAT_S: Final = 1.0  # how often a connection is opened anew
+BEAT_S: Final = 1.0  # how often a connection is opened again
 ANSWER_S: Final = 2.0
 REFUSED: Final = 3  # refusals in a row: the machine is there, the master is not
 SILENT_S: Final = 10.0  # a machine that vanished, or a broken network, which may mend

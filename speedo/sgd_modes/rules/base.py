@@ -161,7 +161,7 @@ def scratch_blocks(count: int) -> Iterator[list[Vector]]:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """The blocks of a vector of so many values."""
+    """The blocks of a vector of this many values."""
     for start in range(0, size, BLOCK):
         yield slice(start, min(start + BLOCK, size))
 
@@ -263,7 +263,7 @@ def average_into(
 
     The values are sent, not their changes: n changes from the same center, all added, go n times too far, and each
     divided by n still overshoots, because the center has moved since: a variance became negative. A mean of values
-    lies between them. In float64, so a value that all agree on stays as it is.
+    is between them. In float64, so a value that all agree on stays as it is.
     """
     total = sum(one.samples for one in contributions)
     since = sum(one.samples * max(0, one.merges_since) for one in contributions) / total
