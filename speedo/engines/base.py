@@ -6,13 +6,16 @@ it the learning rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from speedo.engines.evaluation import Part, Share
 from speedo.engines.files import WrittenModel
+from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
+
+Done = Callable[[int, int], None]
 
 
 class Schedule(Protocol):
@@ -25,6 +28,10 @@ class Schedule(Protocol):
     def from_base(self, lr: float) -> Schedule:
         """The same policy from another base rate."""
         ...
+
+
+def nobody(start: int, stop: int) -> None:
+    """Nobody waits for these values."""
 
 
 class Engine(Protocol):
@@ -75,11 +82,21 @@ class Engine(Protocol):
         """Skip this many batches of the train net's data, as if the engine had trained on them."""
         ...
 
-    def gradient(self, n: int, out: Vector) -> float:
+    def gradient(
+        self, n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
+    ) -> float:
         """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss.
 
         BatchNorm's statistics have no gradient: their places hold their change instead.
+
+        `done(start, stop)` is called as soon as these values are final, while earlier layers still compute: once for
+        every blob, those of the last layers first. `factors` are for products of `products()`, with `n` times their
+        rows; they are filled instead of the products' places in `out`, which are left alone.
         """
+        ...
+
+    def products(self) -> tuple[Product, ...]:
+        """The weights of inner products whose gradient `gradient` can give as factors."""
         ...
 
     def apply_gradient(self, vector: Vector) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,24 @@ class Parameters:
     def __init__(self, net: Any) -> None:
         names: list[Blob] = []
         self._blobs: list[Any] = []
-        seen: set[int] = set()
-        for name, layer in zip(net._layer_names, net.layers, strict=True):
+        users: dict[int, int] = {}  # of the memory at an address, among the blobs
+        first: list[int] = []
+        for at, (name, layer) in enumerate(zip(net._layer_names, net.layers, strict=True)):
             for index, blob in enumerate(layer.blobs):
                 address = blob.data.ctypes.data
-                if address in seen:
+                users[address] = users.get(address, 0) + 1
+                if users[address] > 1:
                     continue
-                seen.add(address)
                 shape = tuple(int(extent) for extent in blob.shape)
                 names.append(Blob(f"{name}/{index}", shape, layer.type == "BatchNorm"))
                 self._blobs.append(blob)
+                first.append(at)
         self.layout = Layout(tuple(names))
         self._places = [place for _, place in self.layout.slices()]
+        self._of_layers: dict[int, list[int]] = {}
+        for number, at in enumerate(first):
+            self._of_layers.setdefault(at, []).append(number)
+        self._users = [users[blob.data.ctypes.data] for blob in self._blobs]
         self._statistics = [
             (blob, place)
             for blob, (named, place) in zip(self._blobs, self.layout.slices(), strict=True)
@@ -51,10 +57,36 @@ class Parameters:
         for blob, place in zip(self._blobs, self._places, strict=True):
             blob.data.reshape(-1)[:] = vector[place]
 
-    def read_gradient(self, out: Vector, divisor: int) -> None:
-        """Copy the gradients, divided by `divisor`, into `out`."""
-        for blob, place in zip(self._blobs, self._places, strict=True):
-            np.divide(blob.diff.reshape(-1), np.float32(divisor), out=out[place])
+    @property
+    def layers(self) -> Sequence[int]:
+        """The layers that own blobs, the last one first: so they finish in a backward pass.
+
+        A shared blob is complete with its owner, which is the first of its layers.
+        """
+        return sorted(self._of_layers, reverse=True)
+
+    def own_weights(self) -> dict[int, slice]:
+        """By layer, the place of its first blob, where no other layer shares that."""
+        first = {at: numbers[0] for at, numbers in self._of_layers.items()}
+        return {
+            at: self._places[one]
+            for at, one in first.items()
+            if self._users[one] == 1 and self.layout.blobs[one].name.endswith("/0")
+        }
+
+    def read_gradient(
+        self, layer: int, out: Vector, divisor: int, without: Container[int]
+    ) -> Iterator[slice]:
+        """Copy the gradients of a layer's own blobs, divided by `divisor`, into `out`; their places, one by one.
+
+        Running sums have none, and are left alone, as are the places that begin at `without`.
+        """
+        for number in self._of_layers[layer]:
+            place = self._places[number]
+            if not self.layout.blobs[number].statistic and place.start not in without:
+                diff = self._blobs[number].diff.reshape(-1)
+                np.divide(diff, np.float32(divisor), out=out[place])
+            yield place
 
     def write_gradient(self, vector: Vector, factor: int) -> None:
         """Copy `vector`, times `factor`, into the gradients; running sums have none, and count in no norm."""

@@ -11,7 +11,7 @@ they are set before every call: several engines may share one process. A native 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
-from speedo.engines.base import Schedule
+from speedo.engines.base import Done, Schedule, nobody
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.evaluation import WHOLE, Part, Share, TestNets, combined
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.forward_pass import ForwardPass
+from speedo.engines.inner_products import InnerProducts
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.openblas_kernels import use_threads
 from speedo.engines.parameters import Parameters
@@ -31,6 +32,7 @@ from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.errors import EngineError, SpeedoError
+from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
 
 
@@ -97,6 +99,9 @@ class PycaffeEngine:
         self._last_layer = len(self._net.layers) - 1
         self._parameters = Parameters(self._net)
         self._forward = ForwardPass(self._net, self._parameter.train_net_param)
+        self._inner = InnerProducts(
+            self._net, self._parameter.train_net_param, self._parameters.own_weights()
+        )
 
     @property
     def layout(self) -> Layout:
@@ -178,7 +183,8 @@ class PycaffeEngine:
         weights, history, read = self.layout.zeros(), self.history(), self._read
         self.read_weights(weights)
         with self._native():
-            del self._solver, self._net, self._parameters, self._forward  # memory may not hold both
+            # Memory may not hold both.
+            del self._solver, self._net, self._parameters, self._forward, self._inner
             self._build()
         self._read = 0
         self.advance(read)
@@ -196,18 +202,44 @@ class PycaffeEngine:
             for _ in range(batches):
                 self._forward.read()
 
-    def gradient(self, n: int, out: Vector) -> float:
-        """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss.
+    def products(self) -> tuple[Product, ...]:
+        """See `Engine.products`."""
+        return self._inner.products(self._iter_size * self._batches)
+
+    def gradient(
+        self, n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
+    ) -> float:
+        """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss. See `Engine.gradient`.
 
         BatchNorm's running sums have no gradient: their places hold their change instead, and
         `apply_gradient` adds it.
         """
         batches = n * self._iter_size * self._batches
+        net, parameters, inner = self._net, self._parameters, self._inner
+        given = {one.product.start: one for one in factors}
+
+        def backward(batch: int) -> None:
+            inner.clear(factors)
+            if batch + 1 < batches:
+                net._backward(self._last_layer, 0)
+                for one in factors:
+                    inner.take(one, batch, batches)
+                return
+            parameters.read_statistics_change(before, out)
+            top = self._last_layer
+            for layer in parameters.layers:
+                net._backward(top, layer)
+                top = layer - 1
+                for place in parameters.read_gradient(layer, out, batches, without=given):
+                    if place.start in given:
+                        inner.take(given[place.start], batch, batches)
+                    done(place.start, place.stop)
+            if top >= 0:
+                net._backward(top, 0)
+
         with self._native():
-            before = self._parameters.read_statistics()
-            total = self._accumulate(batches)
-            self._parameters.read_gradient(out, batches)
-            self._parameters.read_statistics_change(before, out)
+            before = parameters.read_statistics()
+            total = self._accumulate(batches, backward)
         return total / batches
 
     def apply_gradient(self, vector: Vector) -> None:
@@ -292,18 +324,24 @@ class PycaffeEngine:
         self._closed = True
         self._tests.close()
         # The net's data layers stop their reading threads when the last reference goes.
-        del self._solver, self._net, self._parameters, self._forward
+        del self._solver, self._net, self._parameters, self._forward, self._inner
         self._temporary.cleanup()
 
-    def _accumulate(self, batches: int) -> float:
-        """Sum the gradients of `batches` batches in the blobs; the sum of the losses."""
+    def _accumulate(self, batches: int, backward: Callable[[int], None] | None = None) -> float:
+        """Sum the gradients of `batches` batches in the blobs; the sum of the losses.
+
+        `backward`, if given, makes the backward pass of the batch with this number.
+        """
         net = self._net
         net.clear_param_diffs()
         total = 0.0
         self._read += batches
-        for _ in range(batches):
+        for batch in range(batches):
             total += self._forward.run()
-            net._backward(self._last_layer, 0)
+            if backward is None:
+                net._backward(self._last_layer, 0)
+            else:
+                backward(batch)
         return total
 
     def _update(self) -> None:

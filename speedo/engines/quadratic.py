@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from speedo.engines.base import Done, nobody
 from speedo.engines.files import write_out
 from speedo.errors import EngineError
+from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
 
 # Divisible by 2, 3, 4, 5 and 6, so that shards of as many workers hold equally many records.
@@ -138,7 +140,13 @@ class QuadraticEngine:
         """See `Engine.advance`."""
         self._records_read += batches * self._batch
 
-    def gradient(self, n: int, out: Vector) -> float:
+    def products(self) -> tuple[Product, ...]:
+        """None."""
+        return ()
+
+    def gradient(
+        self, n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
+    ) -> float:
         """Mean gradient over `n` batches at the present weights; mean loss."""
         out[:] = 0
         total = 0.0
@@ -146,6 +154,7 @@ class QuadraticEngine:
             total += self._mean_gradient()
             out += self._gradient
         out /= n
+        done(0, len(out))
         return total / n
 
     def apply_gradient(self, vector: Vector) -> None:

@@ -130,6 +130,38 @@ def test_gradient_of_two_batches_is_the_mean_of_their_gradients(make: Make) -> N
     assert loss == pytest.approx(sum(losses) / 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_each_value_of_a_gradient_is_reported_once_when_it_is_final(
+    make: Make, batches: int
+) -> None:
+    whole, early = make(), make()
+    expected, found = whole.layout.zeros(), early.layout.zeros()
+    reported = np.zeros(early.layout.size, int)
+
+    def done(start: int, stop: int) -> None:
+        reported[start:stop] += 1
+        np.testing.assert_array_equal(found[start:stop], expected[start:stop])
+
+    loss = whole.gradient(batches, expected)
+    assert early.gradient(batches, found, done) == loss
+    np.testing.assert_array_equal(found, expected)
+    assert (reported == 1).all()
+
+
+def test_what_is_raised_where_values_are_reported_ends_the_gradient(make: Make) -> None:
+    engine, fresh = make(), make()
+    found, expected = engine.layout.zeros(), engine.layout.zeros()
+
+    def done(start: int, stop: int) -> None:
+        raise EngineError("the others are gone")
+
+    with pytest.raises(EngineError, match=r"^the others are gone$"):
+        engine.gradient(1, found, done)
+    fresh.gradient(1, expected)
+    assert engine.gradient(1, found) == fresh.gradient(1, expected)  # of the next records
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_history_goes_on_to_the_bit(make: Make) -> None:
     running, resumed = make(), make()
     running.step(3)

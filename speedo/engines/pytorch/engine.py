@@ -19,10 +19,11 @@ import torch
 from google.protobuf import text_format
 from torch import Tensor
 
-from speedo.engines.base import Schedule
+from speedo.engines.base import Done, Schedule, nobody
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
+from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
@@ -35,6 +36,7 @@ from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import SolverFields, float32
 from speedo.errors import EngineError
+from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.system.kept_memory import keep_freed_memory
 
@@ -109,6 +111,7 @@ class PytorchEngine:
             channels_last=channels_last,
         )
         self._parameters = self._net.parameters
+        self._inner = inner_products(self._net)
         blobs = multipliers(self._parameter, self.layout)
         self._update = ParameterUpdate(self._fields, self.layout, blobs, self._net.flat)
         try:
@@ -200,18 +203,30 @@ class PytorchEngine:
         with self._open():
             self._net.skip(batches)
 
-    def gradient(self, n: int, out: Vector) -> float:
-        """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss. See `Engine.gradient`."""
+    def products(self) -> tuple[Product, ...]:
+        """See `Engine.products`."""
+        return products(self._net, self._fields.iter_size * self._batches)
+
+    def gradient(
+        self, n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
+    ) -> float:
+        """Mean raw gradient over `n * iter_size` batches at the present weights; mean loss. See `Engine.gradient`.
+
+        What a GPU computes is done at the end.
+        """
         batches = n * self._fields.iter_size * self._batches
+        on_host = self._device.type == "cpu"
         with self._open():
             parameters = self._parameters
-            before = parameters.read_statistics()
-            losses = self._accumulate(batches)
             room = parameters.room_for(out)
-            parameters.read_gradient(room, batches)
+            leaving = LeavingGradient(parameters, room, batches, done if on_host else nobody)
+            with leaving.as_factors(self._inner, factors):
+                losses = self._accumulate(batches, leaving.backward)
             parameters.clear_gradients()
-            parameters.read_statistics_change(before, room)
-            parameters.deliver(room, out)
+            if not on_host:
+                parameters.deliver(room, out)
+                for _, place in reversed(list(self.layout.slices())):
+                    done(place.start, place.stop)
             return self._mean(losses)
 
     def apply_gradient(self, vector: Vector) -> None:
@@ -301,9 +316,11 @@ class PytorchEngine:
         self._closed = True
         self._tests.close()
         self._net.close()
-        del self._net, self._parameters, self._update
+        del self._net, self._parameters, self._update, self._inner
 
-    def _accumulate(self, batches: int) -> list[Tensor]:
+    def _accumulate(
+        self, batches: int, backward: Callable[[Tensor], None] = backward_of
+    ) -> list[Tensor]:
         """Sum the gradients of `batches` batches; their losses, which may still be computed."""
         self._parameters.clear_gradients()
         losses = []
@@ -311,8 +328,7 @@ class PytorchEngine:
             with self._precision():
                 loss, _ = self._net.forward()
             losses.append(loss.detach())
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
         return losses
 
     def _apply(

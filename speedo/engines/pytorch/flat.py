@@ -79,15 +79,15 @@ class FlatParameters:
         """The sum that the backward passes left for every blob, as a vector; None is zero."""
         return [None if leaf.grad is None else leaf.grad.reshape(-1) for leaf in self.leaves]
 
-    def read_gradient(self, whole: Tensor, divisor: int) -> None:
-        """Copy the gradients, divided by `divisor`, into a tensor of the layout's size."""
-        for gradient, place in zip(self.gradients(), self._places, strict=True):
-            if gradient is None:
-                whole[place].zero_()
-            elif divisor == 1:
-                whole[place].copy_(gradient)
-            else:
-                torch.div(gradient, divisor, out=whole[place])
+    def read_gradient(self, number: int, whole: Tensor, divisor: int) -> None:
+        """Copy the gradient of blob `number`, divided by `divisor`, into a tensor of the layout's size."""
+        gradient, part = self.leaves[number].grad, whole[self._places[number]]
+        if gradient is None:
+            part.zero_()
+        elif divisor == 1:
+            part.copy_(gradient.reshape(-1))
+        else:
+            torch.div(gradient.reshape(-1), divisor, out=part)
 
     def as_gradients(self, whole: Tensor) -> list[Tensor | None]:
         """The form of `gradients`, of a tensor; running sums have none, and count in no norm."""

@@ -93,6 +93,11 @@ class Net:
         return [wired.layer for wired in self._wired]
 
     @property
+    def bound(self) -> list[list[Tensor]]:
+        """The blobs of each layer: those of the `parameters`, or parts of them that do not learn."""
+        return [wired.blobs for wired in self._wired]
+
+    @property
     def sources(self) -> list[SourceLayer]:
         return [layer for layer in self.layers if isinstance(layer, SourceLayer)]
 

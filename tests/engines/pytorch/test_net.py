@@ -138,8 +138,10 @@ def test_losses_gradients_and_outputs_are_those_of_pycaffe(name: str, tmp_path: 
     if found_loss.requires_grad:
         found_loss.backward()
     expected, found = (net.layout.zeros() for _ in range(2))
-    parameters.read_gradient(expected, 1)
-    net.parameters.read_gradient(net.parameters.room_for(found), 1)
+    for layer in parameters.layers:
+        list(parameters.read_gradient(layer, expected, 1, without=()))
+    for number in range(len(net.layout.blobs)):
+        net.parameters.read_gradient(number, net.parameters.room_for(found), 1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert list(outputs) == list(net.outputs) == caffe.outputs
     for output, value in outputs.items():

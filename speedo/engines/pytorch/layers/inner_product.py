@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -16,7 +17,12 @@ class InnerProduct(Layer):
     """`top = bottom W' + b`; W is (outputs, inputs), or with `transpose` (inputs, outputs).
 
     Caffe: layers/inner_product_layer.cpp.
+
+    With `keep` the weight gets no gradient: `keep` is called with the bottom and the gradient of the top, of `rows`
+    rows each.
     """
+
+    keep: Callable[[Tensor, Tensor], None] | None = None
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.inner_product_param
@@ -25,17 +31,25 @@ class InnerProduct(Layer):
         outputs, inputs = param.num_output, count(bottom, self._axis)
         if outputs < 1:
             raise self.refuse("has num_output 0: use 1 or more")
-        self._transposed = param.transpose
+        self.transposed = param.transpose
         shape = (inputs, outputs) if param.transpose else (outputs, inputs)
         self.blobs = [BlobSpec(shape, param.weight_filler)]
+        self.rows = count(bottom, 0, self._axis)
         if param.bias_term:
             self.blobs.append(BlobSpec((outputs,), param.bias_filler))
         return [(*bottom[: self._axis], outputs)]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        weight = blobs[0].t() if self._transposed else blobs[0]
+        weight = blobs[0].t() if self.transposed else blobs[0]
         bias = blobs[1] if len(blobs) > 1 else None
-        return [functional.linear(bottoms[0].flatten(self._axis), weight, bias)]
+        bottom = bottoms[0].flatten(self._axis)
+        if self.keep is None:
+            return [functional.linear(bottom, weight, bias)]
+        top = functional.linear(bottom, weight.detach(), bias)
+        if not top.requires_grad:
+            top.requires_grad_()
+        top.register_hook(partial(self.keep, bottom.detach()))
+        return [top]
 
 
 LAYERS: Final = (InnerProduct,)
