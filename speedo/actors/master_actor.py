@@ -112,6 +112,7 @@ class MasterActor:
         self._store = run_store(
             settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
         )
+        self._meeting = Meeting(settings.workers, self._cause_of)
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
         if script:
@@ -120,8 +121,7 @@ class MasterActor:
             parts = run_parts(config, settings, run_dir, self._store, records, resume)
             book = LeaseBook(settings.seed) if former is None else former.book
             leases, tests = Leases(book, parts.board.notice), self._cluster.take_script()
-            meeting = Meeting(settings.workers, self._cause_of)
-            self._questions = ScriptQuestions(leases, tests, meeting, config.timeout)
+            self._questions = ScriptQuestions(leases, tests, self._meeting, config.timeout)
             self._start = ScriptStart(
                 config,
                 parts,
@@ -269,6 +269,10 @@ class MasterActor:
     def answered(self, message: Event) -> None:
         """A far worker's answer to a command that was passed on to its script."""
         self._cluster.answered(message)
+
+    def missing(self, members: tuple[tuple[int, int], ...]) -> str:
+        """See `Meeting.missing`."""
+        return self._meeting.missing(members)
 
     def _cause_of(self, worker: int, incarnation: int) -> str | None:
         gone = self._cluster.gone(worker, incarnation)

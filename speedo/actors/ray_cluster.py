@@ -237,8 +237,10 @@ class RayCluster:
             self._channels.close(worker, incarnation)
 
     def _send_far(self, command: Train) -> None:
-        """Now, or when the cable is free for another worker's fetch."""
+        """Now, or when the cable is free for another worker's fetch; members of a team seldom fetch."""
         now = time.monotonic()
+        if command.team is not None and command.team.spread:
+            return self._train(command)
         with self._lock:
             start = self._pace.start(now)
         if start > now:
@@ -246,10 +248,11 @@ class RayCluster:
         else:
             self._train(command, start)
 
-    def _train(self, command: Train, start: float) -> None:
+    def _train(self, command: Train, start: float | None = None) -> None:
         handle = self._handles.get((command.worker, command.incarnation))
         if handle is not None:  # otherwise its end is on its way to the driver
-            self._begun[command.ticket] = start
+            if start is not None:
+                self._begun[command.ticket] = start
             reference = handle.turn.remote(command)
             reference.future().add_done_callback(
                 lambda done: self._aloud(self._turn_done, command, done)

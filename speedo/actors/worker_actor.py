@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from speedo.engines.base import Engine
 from speedo.engines.make import (
@@ -32,9 +32,11 @@ from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.system import failpoints
 from speedo.system.cores import UNBOUND, CoreShare, list_of
+from speedo.worker.membership import Membership
 from speedo.worker.overlapping_turns import TurnPipeline
 from speedo.worker.team_turn import TeamMember
 
+ASK_S: Final = 2.0  # for the master's answer
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 
@@ -147,6 +149,7 @@ class WorkerActor:
 
     def _begin(self, place: Assignment) -> Engine:
         from speedo.engines.solver import Draws, solver_for_worker
+        from speedo.run.between_hosts import between_hosts_of
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
         from speedo.worker.overlapping_turns import OverlappingWorker
@@ -201,7 +204,9 @@ class WorkerActor:
             self._pipeline.worker = self._worker
         elif settings.teams:
             meeting = TeamMeeting(self._scratch.parent, place.worker, place.incarnation)
-            self._team = TeamMember(self._worker, meeting)
+            reach = partial(between_hosts_of, settings, place, self._missing)
+            membership = Membership(place.worker, meeting, reach)
+            self._team = TeamMember(self._worker, membership)
             self._turn = self._team.turn
         return engine
 
@@ -215,6 +220,18 @@ class WorkerActor:
                 self._master.store_trouble_of.remote(
                     self._place.worker, self._place.incarnation, trouble or ""
                 )
+
+    def _missing(self, members: tuple[tuple[int, int], ...]) -> str:
+        """Which of these is gone, as far as the master knows."""
+        import ray
+
+        if self._master is None:
+            return ""
+        try:
+            found: str = ray.get(self._master.missing.remote(members), timeout=ASK_S)
+        except Exception:  # a master that cannot be reached is noticed by the host
+            return ""
+        return found
 
     def turn(self, command: Train) -> Trained:
         if self._pipeline is not None:

@@ -56,7 +56,7 @@ class HostExchange:
         self.asks = self.regroups = False
         self._among = among
         self._store, self._run, self._leaders = store, run, leaders
-        self.own, self._patience_s, self._gone = own, patience_s, gone
+        self.own, self.patience_s, self._gone = own, patience_s, gone
         self._said = self._heard = 0  # calls
         self._words = b""
 
@@ -161,7 +161,7 @@ class HostExchange:
 
     def _write(self, words: bytes, body: memoryview) -> None:
         self._said += 1
-        expire_s = KEPT * self._patience_s  # what a leader that died has brought
+        expire_s = KEPT * self.patience_s  # what a leader that died has brought
         self._store.write(self._key(self.own, self._said), words, body, expire_s=expire_s)
 
     def _key(self, host: int, call: int) -> str:
@@ -178,9 +178,9 @@ class HostExchange:
                 looked = now
                 if gone := self._gone():
                     raise TeamBrokenError(gone)
-            if now - began > self._patience_s:
+            if now - began > self.patience_s:
                 raise TeamBrokenError(
-                    f"worker {self._leaders[host]} does not come within {self._patience_s:g} s"
+                    f"worker {self._leaders[host]} does not come within {self.patience_s:g} s"
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, MOST_PAUSE_S)

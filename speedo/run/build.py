@@ -15,6 +15,7 @@ from typing import Any
 from speedo.data.remote.fetch import now_ours
 from speedo.data.remote.uris import uri_of
 from speedo.errors import CheckpointError, hide_secrets
+from speedo.exchange.codecs import NO_COMPRESSION
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
@@ -38,8 +39,8 @@ from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.registry import Update, make_strategy, needs_update
-from speedo.sgd_modes.rules import State, by_servers
+from speedo.sgd_modes.registry import Update, make_strategy, needs_update, rule_class
+from speedo.sgd_modes.rules import AverageDeltas, State, by_servers
 from speedo.storage.base import Store
 from speedo.watch.status import StatusBoard
 
@@ -223,7 +224,7 @@ def _coordinator(
         test_initialization=spec.test_initialization and test_interval > 0,
         snapshot=spec.snapshot,
         teams=settings.teams,
-        over_hosts=isinstance(spec, ScriptJob),
+        over_hosts=isinstance(spec, ScriptJob) or sums_over_hosts(config, settings),
         # What is compressed loses some at each report, so it is reported as often as without a team.
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
         own_counts=isinstance(spec, ScriptJob),
@@ -249,6 +250,15 @@ def _coordinator(
         received=resume.counters.received if resume else 0,
         stopping=_stopping(config, progress),
     )
+
+
+def sums_over_hosts(config: RunConfig, settings: RunSettings) -> bool:
+    """Whether the workers of all hosts are one team, which needs the master only for its reports.
+
+    Not where the mean of each round goes to the master or to servers, or is compressed on its way.
+    """
+    exact = settings.compression == NO_COMPRESSION
+    return config.teams and rule_class(config) is AverageDeltas and exact and not settings.serves
 
 
 def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:

@@ -17,20 +17,19 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
-from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.lease import Dealt, Lease, NoLease
 from speedo.exchange.vector import Vector
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
 from speedo.system.failpoints import reached
 from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.membership import Membership
 from speedo.worker.team_space import (
     BAD,
     COMES,
@@ -42,7 +41,7 @@ from speedo.worker.team_space import (
     SHORT,
     TeamSpace,
 )
-from speedo.worker.team_turn import Gathering, stretch_of
+from speedo.worker.team_turn import stretch_of
 
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
@@ -84,18 +83,12 @@ class DrivenTeam:
     def __init__(
         self,
         worker: DrivenWorker,
-        gathering: Gathering,
+        membership: Membership,
         optimizer: Optimizer,
-        reach: Callable[[Team], HostExchange],
     ) -> None:
-        """`reach` makes the way to the team's other hosts, for the first member of a host."""
-        self._worker, self._gathering, self._optimizer = worker, gathering, optimizer
-        self._reach = reach
-        self._exchange: HostExchange | None = None
+        self._worker, self._membership, self._optimizer = worker, membership, optimizer
         self._team: Team | None = None
         self._space: TeamSpace | None = None
-        self._rank = 0  # the place of this one in the team
-        self._here: tuple[int, ...] = (0,)  # the places of those of its host
         self._times = 0  # that all came
         self._epoch = 0
         self._deals = 0  # that this one got in this team
@@ -124,19 +117,12 @@ class DrivenTeam:
     def part(self) -> None:
         """Let the others know at once that this member does not continue."""
         self._space = self._team = None
-        self._gathering.part()
-        self._leave_hosts()
+        self._membership.part()
 
     def close(self) -> None:
         """Part for good."""
         self._space = None
-        self._gathering.close()
-        self._leave_hosts()
-
-    def _leave_hosts(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.close(f"worker {self._worker.worker} has left the team")
+        self._membership.close()
 
     # ------------------------------------------------------------ a turn
 
@@ -145,47 +131,40 @@ class DrivenTeam:
         assert team is not None
         worker = self._worker
         is_new = self._team is None or self._team.formed != team.formed
-        space = self._enter(team) if is_new or self._space is None else self._space
+        space = self._enter(team)
         self._team = team
         if is_new:
-            self._deals = 0
-        if self._rank == self._here[0]:
+            self._times = self._deals = 0
+        if self._membership.is_first:
             worker.exchange.fetch_center(command.version, space.mean)
-        self._meet()
+        self._membership.meet()
         worker.begin_from(command, space.mean)
         if is_new:
             self._agree_on_state(space)
 
     def _enter(self, team: Team) -> TeamSpace:
-        """Meet the members of this host, and reach the other hosts."""
-        who = self._worker.worker
-        self._leave_hosts()
-        self._rank = rank = team.workers.index(who)
-        everywhere = tuple(range(len(team.members)))
-        self._here = next((ranks for ranks in team.spread if rank in ranks), everywhere)
-        self._times = 0
-        if team.spread and self._rank == self._here[0]:
-            self._exchange = self._reach(team)
-        numbers = len(team.members), len(self._here), self._worker.weights.layout.size
-        nbytes = TeamSpace.bytes_for(*numbers, self._optimizer.blobs)
-        here = replace(team, members=tuple(team.members[one] for one in self._here), spread=())
-        memory = self._gathering.gather(here, nbytes)
-        self._space = TeamSpace.over(memory, *numbers, self._optimizer.blobs)
+        """Meet the members of this host, and reach the other hosts; of the same gathering all stays as it is."""
+        everywhere, size = len(team.members), self._worker.weights.layout.size
+        blobs, membership = self._optimizer.blobs, self._membership
+        memory = membership.enter(
+            team, lambda here: TeamSpace.bytes_for(everywhere, here, size, blobs)
+        )
+        self._space = TeamSpace.over(memory, everywhere, len(membership.here), size, blobs)
         return self._space
 
     def _agree_on_state(self, space: TeamSpace) -> None:
         """Who has made the most steps hands its state to those with fewer."""
         parity = self._parity()
-        space.said[parity, self._rank, MADE] = self._optimizer.made
-        self._meet()
+        space.said[parity, self._membership.rank, MADE] = self._optimizer.made
+        self._membership.meet()
         self._hear_rows(space.rows[parity])
-        self._meet()
+        self._membership.meet()
         made = [int(one) for one in space.said[parity, :, MADE]]
         most = max(made)
         if min(made) == most:
             return
-        giver, takes = made.index(most), made[self._rank] < most
-        gives = self._rank == giver
+        giver, takes = made.index(most), made[self._membership.rank] < most
+        gives = self._membership.rank == giver
         state, found = self._optimizer.state() if gives else b"", bytearray()
         if gives:
             space.state[0] = len(state)
@@ -198,7 +177,7 @@ class DrivenTeam:
             self._spread(room[:part], giver)
             if takes:
                 found += room[:part].tobytes()
-            self._meet()
+            self._membership.meet()
         if takes:
             self._optimizer.load_state(bytes(found))
             self._optimizer.made = most
@@ -210,38 +189,35 @@ class DrivenTeam:
         self._times += 1
         return self._times % 2
 
-    def _meet(self) -> None:
-        """Return once all members of this host are here."""
-        assert self._team is not None
-        self._gathering.meet(self._team.patience_s)
-
     def _hear_rows(self, rows: npt.NDArray[np.uint8]) -> None:
         """The member that exchanges for this host fills in the rows of the other hosts."""
-        if self._exchange is not None and self._team is not None:
-            own = rows[list(self._here)]
-            self._exchange.all_gather("rows", own, self._team.spread, rows)
+        exchange = self._membership.exchange
+        if exchange is not None and self._team is not None:
+            own = rows[list(self._membership.here)]
+            exchange.all_gather("rows", own, self._team.spread, rows)
 
     def _spread(self, block: npt.NDArray[Any], giver: int) -> None:
         """Return once what this member has written there is there on all hosts."""
         assert self._team is not None
         spread = self._team.spread
-        self._meet()
-        if self._exchange is not None:
+        self._membership.meet()
+        if self._membership.exchange is not None:
             root = next(host for host, ranks in enumerate(spread) if giver in ranks)
-            self._exchange.broadcast("block", block, root)
+            self._membership.exchange.broadcast("block", block, root)
         if spread:
-            self._meet()
+            self._membership.meet()
 
     def _average_hosts(self, mean: Vector, samples: Sequence[int]) -> None:
         """The member that exchanges for this host makes its mean that of all hosts, by their samples."""
-        if self._exchange is None:
+        exchange = self._membership.exchange
+        if exchange is None:
             return
-        own = samples[self._exchange.own]
+        own = samples[exchange.own]
         if own:
             np.multiply(mean, np.float32(own / sum(samples)), out=mean)
         else:
             mean.fill(0.0)
-        self._exchange.all_reduce("mean", mean, np.add)
+        self._membership.sum_over_hosts(mean)
 
     # ------------------------------------------------------------ meetings within a turn
 
@@ -260,7 +236,8 @@ class DrivenTeam:
         return follows
 
     def _come(self, what: Comes, samples: int, epoch: int, *, wants_deal: bool) -> bool:
-        space, rank, optimizer, here = self._space, self._rank, self._optimizer, self._here
+        space, optimizer = self._space, self._optimizer
+        rank, here = self._membership.rank, self._membership.here
         assert space is not None
         assert self._team is not None
         team, parity = self._team, self._parity()
@@ -272,7 +249,7 @@ class DrivenTeam:
             optimizer.take_gradients(own, present[rank])
             is_bad = not _is_finite(own)
         said[rank, : DEALS + 1] = what, samples, is_bad, epoch, wants_deal
-        self._meet()
+        self._membership.meet()
         self._require_finite(said)
         self._hear_rows(space.rows[parity])
         share = stretch_of(here.index(rank), len(here), len(own))
@@ -285,7 +262,7 @@ class DrivenTeam:
             mean_into(space.mean[share], contributions)
             reached("team-summed")
         if contributions or team.spread:
-            self._meet()
+            self._membership.meet()
         self._epoch = int(said[:, EPOCH].max())
         self.all_ask = bool((said[:, COMES] == Comes.ASK).all())
         self.ends = bool((said[:, COMES] == Comes.LEAVE).any())
@@ -296,7 +273,7 @@ class DrivenTeam:
         if team.spread:
             trained = np.where(comes, said[:, SAMPLES], 0)
             self._average_hosts(space.mean, [int(trained[list(one)].sum()) for one in team.spread])
-            self._meet()
+            self._membership.meet()
         optimizer.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
         return True
 
@@ -317,7 +294,7 @@ class DrivenTeam:
 
         To be called by all if the `deal_follows`.
         """
-        space, rank = self._space, self._rank
+        space, rank = self._space, self._membership.rank
         assert space is not None
         assert self._team is not None
         table = space.dealt
@@ -341,9 +318,9 @@ class DrivenTeam:
     def _require_finite(self, said: npt.NDArray[np.int64]) -> None:
         """Of the gradients of this host: the team breaks, so other hosts need not know which it is."""
         assert self._team is not None
-        if said[self._rank, BAD]:
+        if said[self._membership.rank, BAD]:
             raise NotFiniteError(NOT_FINITE)
-        for member in self._here:
+        for member in self._membership.here:
             if said[member, BAD]:
                 worker = self._team.workers[member]
                 raise TeamBrokenError(f"the gradient of worker {worker} is not finite")

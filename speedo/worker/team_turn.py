@@ -1,30 +1,32 @@
-"""A turn that the workers of one host do together: after each round they sum in memory that they share.
+"""A turn that a team of workers does together: after each round they sum, in memory on a host and between hosts.
 
-A round: every member trains on its own records and writes its payload into the memory; all meet; each sums one part of
-the vector over all members, in their order; all meet again. A team with all workers of the run (the master asks for
-`Kind.WEIGHTS`) adds the mean to the center there, by the rule of synchronous SGD, and continues from it for the rounds
-of its command. Otherwise one round makes the mean payload of the host, which the master merges. Only the leader fetches
-the center and publishes.
+A round: every member trains on its own records and writes its payload into the memory of its host; all there meet; each
+sums one part of the vector over the members of its host, in their order; all meet again. In a team over several hosts
+the first member of each then makes the sum that of all hosts, and they meet once more. A team with all workers of the
+run (the master asks for `Kind.WEIGHTS`) adds the mean to the center, of which each host has a copy, by the rule of
+synchronous SGD, and continues from it for the rounds of its command. Otherwise one round makes the mean payload of the
+team, which the master merges. Only the first member of a host fetches the center, and only the leader publishes.
 
 The order of summing is fixed and each value is summed by one member, so the result is bit-identical in any order of
-arrival. `team_rounds` is a generator that stops at each meeting: processes carry it on over sockets
-(`speedo.exchange.team_meeting`), the simulator steps all members together.
+arrival, and on all hosts. `team_rounds` is a generator that stops at each meeting and each sum over hosts: processes
+carry it on by their `Membership`, the simulator steps all members together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
 from speedo.exchange.vector import Vector
 from speedo.messages import Kind, Team, Train, Trained
-from speedo.sgd_modes.rules import AverageDeltas, Contribution
+from speedo.sgd_modes.rules import Contribution, add_mean, add_scaled, shares_of, sum_into
 from speedo.system.failpoints import reached
+from speedo.worker.membership import Membership, here_of
 from speedo.worker.turn import Worker
 
 ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
@@ -61,55 +63,42 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-class Gathering(Protocol):
-    """How a worker meets the other members of a team."""
-
-    def gather(self, team: Team, size: int) -> memoryview:
-        """Connect with all members; `size` bytes of memory that all share. Raises `TeamBrokenError`."""
-        ...
-
-    def meet(self, patience_s: float) -> None:
-        """Return once all members are here. Raises `TeamBrokenError` if one is gone or does not come in time."""
-        ...
-
-    def part(self) -> None:
-        """Let the others know at once that this member does not continue."""
-        ...
-
-    def close(self) -> None:
-        """Part for good."""
-        ...
-
-
 class TeamMember:
-    """A worker's part in its team's turns, over its way to meet."""
+    """A worker's part in its team's turns."""
 
-    def __init__(self, worker: Worker, gathering: Gathering) -> None:
-        self._worker, self._gathering = worker, gathering
+    def __init__(self, worker: Worker, membership: Membership) -> None:
+        self._worker, self._membership = worker, membership
 
     def close(self) -> None:
         """Meet nobody any more."""
-        self._gathering.close()
+        self._membership.close()
 
     def turn(self, command: Train) -> Trained:
         """As `Worker.turn`, also for a command to a team. Raises `TeamBrokenError` if another member ended it."""
         if command.team is None:
             return self._worker.turn(command)
-        gathering = self._gathering
+        membership, size = self._membership, self._worker.engine.layout.size
         try:
-            members, size = len(command.team.members), self._worker.engine.layout.size
-            shared = gathering.gather(command.team, TeamMemory.bytes_for(members, size))
-            memory = TeamMemory.over(shared, members, size)
+            shared = membership.enter(
+                command.team, lambda members: TeamMemory.bytes_for(members, size)
+            )
+            memory = TeamMemory.over(shared, len(membership.here), size)
             rounds = team_rounds(self._worker, command, memory)
             while True:
                 try:
-                    next(rounds)
+                    to_sum = next(rounds)
                 except StopIteration as done:
                     trained: Trained = done.value
                     return trained
-                gathering.meet(command.team.patience_s)
-        except BaseException:
-            gathering.part()
+                if to_sum is None:
+                    membership.meet()
+                else:
+                    membership.sum_over_hosts(to_sum)
+        except TeamBrokenError as error:
+            membership.part(str(error))
+            raise
+        except BaseException as error:
+            membership.part(f"worker {self._worker.worker} has left the team: {error}")
             raise
 
 
@@ -122,52 +111,45 @@ def stretch_of(rank: int, members: int, size: int) -> slice:
 
 def team_rounds(
     worker: Worker, command: Train, memory: TeamMemory
-) -> Generator[None, None, Trained]:
-    """This worker's part of the turn; stops wherever all members must be there before it continues."""
+) -> Generator[Vector | None, None, Trained]:
+    """This worker's part of the turn; stops wherever all members of its host must be there before it continues.
+
+    Of a vector that it yields, in the first member of a host, it needs the sum over the hosts, in its place.
+    """
     team = command.team
     assert team is not None
     engine, clock = worker.engine, worker.clock
-    rank = team.workers.index(worker.worker)
+    here = here_of(team, worker.worker)
+    place = here.index(team.workers.index(worker.worker))  # in the memory
     goes_on = command.payload is Kind.WEIGHTS
-    own, share = memory.payloads[rank], stretch_of(rank, len(team.members), engine.layout.size)
-    contributions = [
-        Contribution(payload[share], samples)
-        for payload, (_, _, samples) in zip(memory.payloads, team.members, strict=True)
-    ]
-    out = memory.center[share]
+    own, center = memory.payloads[place], memory.center
     began = clock()
-    memory.flags[rank] = 0
-    if rank == 0:
-        worker.fetch_center_for_team(command, memory.center)
-    yield
-    engine.load_weights(memory.center)
+    memory.flags[place] = 0
+    if place == 0:
+        worker.fetch_center_for_team(command, center)
+    yield None
+    engine.load_weights(center)
     fetched = clock()
     reached("worker-fetched")
     computing, losses = 0.0, []
     for number in range(team.rounds):
         start = clock()
-        loss = _one_round(worker, command, number, memory.center, own)
+        loss = _one_round(worker, command, number, center, own)
         losses.append(loss)
         worker.samples += command.steps * engine.samples_per_step
         if not (math.isfinite(loss) and _is_finite(own)):
-            memory.flags[rank] = 1
+            memory.flags[place] = 1
         computing += clock() - start
-        yield
-        _require_finite(team, rank, memory.flags)
+        yield None
+        _require_finite([team.workers[rank] for rank in here], place, memory.flags)
         if not goes_on:
-            out.fill(0.0)
-        rate, iteration = (
-            team.rate if goes_on else 1.0,
-            command.iteration_of(number * command.steps),
-        )
-        AverageDeltas().merge(out, contributions, rate, iteration)
-        reached("team-summed")
-        yield
+            center[stretch_of(place, len(here), center.size)] = 0.0
+        yield from _add_mean(team, here, place, memory, team.rate if goes_on else 1.0)
         if goes_on and number + 1 < team.rounds:
-            engine.load_weights(memory.center)
+            engine.load_weights(center)
     summed = clock()
-    if rank == 0:
-        worker.publish_for_team(command, memory.center)
+    if worker.worker == team.leader:
+        worker.publish_for_team(command, center)
     reached("worker-pushed")
     timings = {
         "fetch": fetched - began,
@@ -183,8 +165,32 @@ def team_rounds(
         team.rounds * command.steps * engine.samples_per_step,
         timings,
         tuple(losses) if team.rounds > 1 else (),
-        has_payload=rank == 0,
+        has_payload=worker.worker == team.leader,
     )
+
+
+def _add_mean(
+    team: Team, here: Sequence[int], place: int, memory: TeamMemory, rate: float
+) -> Generator[Vector | None, None, None]:
+    """Add the mean of all payloads, times `rate`, to the center: this member does so for its share of the values."""
+    counts = [samples for _, _, samples in team.members]
+    share = stretch_of(place, len(here), memory.center.size)
+    payloads = [payload[share] for payload in memory.payloads]
+    if not team.spread:
+        add_mean(memory.center[share], list(map(Contribution, payloads, counts)), rate)
+        reached("team-summed")
+        yield None
+        return
+    factors, after = shares_of(counts, rate)
+    if len(here) > 1 or factors[here[0]] != 1.0:
+        sum_into(payloads[0], payloads, [factors[rank] for rank in here], np.float32(1.0))
+    reached("team-summed")
+    yield None
+    if place == 0:
+        yield memory.payloads[0]
+    yield None
+    add_scaled(memory.center[share], payloads[0], float(after))
+    yield None
 
 
 def _one_round(worker: Worker, command: Train, number: int, center: Vector, own: Vector) -> float:
@@ -211,15 +217,13 @@ def _is_finite(vector: Vector) -> bool:
         return math.isfinite(float(np.dot(vector, vector)))
 
 
-def _require_finite(team: Team, rank: int, flags: np.ndarray) -> None:
-    """Raise `NotFiniteError` in the member whose payload is not finite, `TeamBrokenError` in the others."""
-    bad = list(_members_at_fault(team, flags))
-    if not bad:
-        return
-    if flags[rank]:
+def _require_finite(workers: Sequence[int], place: int, flags: np.ndarray) -> None:
+    """Raise `NotFiniteError` in the member whose payload is not finite, `TeamBrokenError` in the others.
+
+    In this host: other hosts hear why it leaves.
+    """
+    if flags[place]:
         raise NotFiniteError(NOT_FINITE)
-    raise TeamBrokenError(f"the result of worker {bad[0]} is not finite")
-
-
-def _members_at_fault(team: Team, flags: np.ndarray) -> Iterator[int]:
-    return (worker for worker, flag in zip(team.workers, flags, strict=True) if flag)
+    for worker, flag in zip(workers, flags, strict=True):
+        if flag:
+            raise TeamBrokenError(f"the result of worker {worker} is not finite")

@@ -93,7 +93,15 @@ def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_mo
         limit(host, 300)
     chief, *others = hosts
     started = [
-        speedo.start(*master(chief, "run", 50), str(problem), "--seed", "1", inside=chief.inside)
+        speedo.start(
+            *master(chief, "run", 50),
+            str(problem),
+            "--seed",
+            "1",
+            "--team",
+            "off",
+            inside=chief.inside,
+        )
     ]
     started += [speedo.start(*worker(chief), inside=host.inside) for host in others]
     for process in started:

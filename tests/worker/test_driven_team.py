@@ -27,6 +27,7 @@ from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.driven_team import Comes, DrivenTeam
 from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.membership import Membership
 
 Answer = TypeVar("Answer")
 CENTER = np.array([1, 2, 3], np.float32)
@@ -94,7 +95,8 @@ class Members:
             store, own = SharedMemoryStore(self.folder / "store"), leaders.index(worker)
             return HostExchange(store, "run", f"team{team.formed}", leaders, own, 20.0, str)
 
-        self.teams[worker] = DrivenTeam(one, meeting, self.optimizers[worker], reach)
+        membership = Membership(worker, meeting, reach)
+        self.teams[worker] = DrivenTeam(one, membership, self.optimizers[worker])
 
     def close(self) -> None:
         for team in self.teams.values():

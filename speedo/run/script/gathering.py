@@ -11,17 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from speedo.errors import ConfigError, TeamBrokenError
+from speedo.errors import TeamBrokenError
 from speedo.exchange.collective import Collective
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.spread_collective import SpreadCollective
 from speedo.master.meeting import Group
-from speedo.messages import Team
-from speedo.run.open_store import is_near, redis_store, this_machine
+from speedo.run.between_hosts import between_hosts
+from speedo.run.open_store import is_near, this_machine
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import Meet, Start
-from speedo.storage.redis.store import RedisStore
-from speedo.storage.retrying_store import RetryingStore
 
 FOLDER: Final = "collective"  # in the run's memory on this host
 AGAIN_S: Final = 0.02  # before the master is asked again whether all have come
@@ -136,41 +134,11 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
 
     def exchange(own: int) -> HostExchange:
         leaders = [workers[ranks[0]] for ranks in hosts]
-        store = RetryingStore(_store(start), patience_s=patience_s)
         name = f"group{group.number}"
-        return HostExchange(store, settings.keyspace, name, leaders, own, patience_s, gone)
+        return between_hosts(settings, start.place, leaders, name, gone, patience_s, retries=True)
 
     return gathered(
         SpreadCollective(
             folder, rank, hosts, exchange, patience_s=patience_s, names=workers, gone=gone
         )
     )
-
-
-def between_hosts(start: Start, turns: TurnSource, team: Team) -> HostExchange:
-    """The way of a host's first member of this team to those of its other hosts.
-
-    A store that fails breaks the team, which forms again once the center can be fetched: so its calls are not repeated.
-    """
-    members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
-    leaders = [team.workers[ranks[0]] for ranks in team.spread]
-    return HostExchange(
-        _store(start),
-        start.settings.keyspace,
-        f"team{team.formed}",
-        leaders,
-        leaders.index(start.place.worker),
-        team.patience_s,
-        lambda: turns.missing(members),
-    )
-
-
-def _store(start: Start) -> RedisStore:
-    """The run's. Raises `ConfigError` where there is none that all hosts reach."""
-    url = start.place.redis_url
-    if not url:
-        raise ConfigError(
-            "workers that share no memory exchange through Redis, and this run has none: leave out "
-            "--same-node redis, or make room in /dev/shm"
-        )
-    return redis_store(url, start.settings)

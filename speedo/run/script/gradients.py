@@ -18,6 +18,7 @@ from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import Start
 from speedo.worker.driven_team import Comes, DrivenTeam, Row
 from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.membership import Membership
 from speedo.worker.share import Share
 from speedo.worker.team_space import MOST_DEALT
 
@@ -86,7 +87,8 @@ class GradientTurns:
         """Meet those of the host in this folder of it, and `reach` those of the team's other hosts."""
         gathering = TeamMeeting(folder, worker.worker, worker.incarnation)
         self._worker = worker
-        self._team = DrivenTeam(worker, gathering, self._gradients, reach)
+        membership = Membership(worker.worker, gathering, reach)
+        self._team = DrivenTeam(worker, membership, self._gradients)
 
     def close(self) -> None:
         """Meet nobody any more. May be called twice."""

@@ -28,9 +28,9 @@ from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.exchange.transfer import put_history, take_history
 from speedo.exchange.vector import Blob, Vector
 from speedo.messages import SaveState, StateSaved
+from speedo.run.between_hosts import between_hosts_of
 from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
-from speedo.run.script.gathering import between_hosts
 from speedo.run.script.gradients import GradientTurns, exchanges_gradients
 from speedo.run.script.kept_state import KeptState
 from speedo.run.script.publisher import Publisher
@@ -129,7 +129,7 @@ class ScriptTurns:
             host=host_centers(settings, replace(place, servers=servers), layout),
         )
         if self.gradients is not None:
-            reach = partial(between_hosts, self._start, self.source)
+            reach = partial(between_hosts_of, settings, place, self.source.missing)
             self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent, reach)
         if isinstance(self.worker, OverlappingDrivenWorker):
             self.source.read_ahead(self.worker.fetch_ahead)

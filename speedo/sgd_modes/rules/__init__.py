@@ -19,6 +19,8 @@ from speedo.sgd_modes.rules.base import (
     mean_into,
     merge_by,
     scratch_blocks,
+    shares_of,
+    sum_into,
 )
 from speedo.sgd_modes.rules.elastic import Elastic, pull_towards
 from speedo.sgd_modes.rules.server_gradient import ServerGradient, by_servers
@@ -46,4 +48,6 @@ __all__ = [
     "merge_by",
     "pull_towards",
     "scratch_blocks",
+    "shares_of",
+    "sum_into",
 ]

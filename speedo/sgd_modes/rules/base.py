@@ -183,49 +183,53 @@ def add_mean(center: Vector, contributions: Sequence[Contribution], rate: float)
     """center += rate * sum_w (samples_w / samples) vector_w.
 
     The mean is computed before it is added to the center: added one by one, each vector would be rounded to the
-    precision of the weights, which is a ten-thousandth of a small step. If all counts are equal, the sum is scaled: one
-    pass for each vector instead of two.
+    precision of the weights, which is a ten-thousandth of a small step.
     """
-    factors = _factors(contributions, rate)
-    with scratch_blocks(2) as (mean, scratch):
+    factors, after = shares_of([one.samples for one in contributions], rate)
+    with scratch_blocks(1) as (mean,):
         for block in blocks(center.size):
             part = mean[: block.stop - block.start]
-            _sum_into(part, block, contributions, factors, scratch)
+            sum_into(part, [one.vector[block] for one in contributions], factors, after)
             center[block] += part
 
 
 def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:
     """out = sum_w (samples_w / samples) vector_w; `out` is none of these vectors."""
-    factors = _factors(contributions, 1.0)
+    factors, after = shares_of([one.samples for one in contributions], 1.0)
+    sum_into(out, [one.vector for one in contributions], factors, after)
+
+
+def shares_of(samples: Sequence[int], rate: float) -> tuple[list[np.float32], np.float32]:
+    """The factors of vectors that are summed, and that of their sum: the products are rate * samples_w / samples.
+
+    If all counts are equal, the sum alone is scaled: one pass for each vector instead of two.
+    """
+    total = sum(samples)
+    factors = [np.float32(rate * own / total) for own in samples]
+    if len(factors) > 1 and len(set(factors)) == 1:
+        return [np.float32(1.0)] * len(factors), factors[0]
+    return factors, np.float32(1.0)
+
+
+def sum_into(
+    out: Vector, vectors: Sequence[Vector], factors: Sequence[np.float32], after: np.float32
+) -> None:
+    """out = after * sum_w factor_w vector_w; `out` may be the first of the vectors."""
     with scratch_blocks(1) as (scratch,):
         for block in blocks(out.size):
-            _sum_into(out[block], block, contributions, factors, scratch)
-
-
-def _factors(contributions: Sequence[Contribution], rate: float) -> list[np.float32]:
-    total = sum(contribution.samples for contribution in contributions)
-    return [np.float32(rate * contribution.samples / total) for contribution in contributions]
-
-
-def _sum_into(
-    part: Vector,
-    block: slice,
-    contributions: Sequence[Contribution],
-    factors: Sequence[np.float32],
-    scratch: Vector,
-) -> None:
-    """part = sum_w factor_w vector_w of this block."""
-    if len(contributions) > 1 and len(set(factors)) == 1:
-        np.add(contributions[0].vector[block], contributions[1].vector[block], out=part)
-        for contribution in contributions[2:]:
-            part += contribution.vector[block]
-        part *= factors[0]
-        return
-    np.multiply(contributions[0].vector[block], factors[0], out=part)
-    for contribution, factor in zip(contributions[1:], factors[1:], strict=True):
-        other = scratch[: part.size]
-        np.multiply(contribution.vector[block], factor, out=other)
-        part += other
+            part, others = out[block], list(zip(vectors, factors, strict=True))
+            first, factor = others.pop(0)
+            if factor == 1.0 and others and others[0][1] == 1.0:
+                np.add(first[block], others.pop(0)[0][block], out=part)
+            else:
+                np.multiply(first[block], factor, out=part)
+            for vector, factor in others:
+                if factor == 1.0:
+                    part += vector[block]
+                else:
+                    part += np.multiply(vector[block], factor, out=scratch[: part.size])
+            if after != 1.0:
+                part *= after
 
 
 def add_sums(

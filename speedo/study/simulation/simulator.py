@@ -48,7 +48,7 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.poison import poison
 from speedo.study.simulation.simulated_servers import SimulatedHosts, center_on_servers
-from speedo.study.simulation.simulated_team import train_together
+from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.study.simulation.trace import Trace
 from speedo.study.simulation.world import World
 from speedo.worker.overlapping_turns import OverlappingWorker
@@ -90,6 +90,7 @@ class SimulatedCluster:
         self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
         self.can_meet = True
         self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
+        self._memories: dict[int, Memories] = {}  # by gathering
         self.version: Callable[[], int] = lambda: 0
         # Every answer of a worker or the tester passes through it to the driver; a script may keep or change it.
         self.deliver: Callable[[Event], Event | None] = lambda event: event
@@ -257,7 +258,7 @@ class SimulatedCluster:
         slowest = max(world.slowness(worker) for worker in commands)
         lasts = world.step_s * command.all_steps * slowest
         lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
-        meetings = 2 * team.rounds + 1
+        meetings = (5 if team.spread else 2) * team.rounds + 1
         fate = {
             worker: self.random.randrange(meetings)
             for worker in commands
@@ -287,7 +288,15 @@ class SimulatedCluster:
         if not workers:
             return
         if self.can_meet:
-            answers = train_together(team, workers, commands, fate, poisoned)
+            if (
+                team.formed not in self._memories
+            ):  # the connections of the gathering before are no more
+                self._memories = {team.formed: {}}
+            answers = train_together(
+                *(team, workers, commands, fate, poisoned),
+                chance=self._gathering,
+                memories=self._memories[team.formed],
+            )
         else:
             broken = TeamBrokenError("a member of the team cannot be reached")
             answers = {worker: refusal(commands[worker], broken) for worker in workers}
