@@ -1,4 +1,4 @@
-"""How the workers of a run find each other: those of a host in its memory, hosts through the store."""
+"""How the workers of a run find each other: those of a host in its memory, hosts by their addresses in the store."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from speedo.errors import ConfigError, TeamBrokenError
+from speedo.errors import ConfigError, StoreError, TeamBrokenError
 from speedo.exchange.collective import Collective
 from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.host_links import ANY_PORT, Rendezvous
 from speedo.exchange.spread_collective import SpreadCollective
 from speedo.master.meeting import Group
+from speedo.master.slots import Assignment
 from speedo.messages import Team
-from speedo.run.open_store import is_near, redis_store, this_machine
+from speedo.run.open_store import is_near, this_machine
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import Meet, Start
+from speedo.run.settings import RunSettings
 from speedo.storage.redis.store import RedisStore
-from speedo.storage.retrying_store import RetryingStore
 
 FOLDER: Final = "collective"  # in the run's memory on this host
 AGAIN_S: Final = 0.02  # before the master is asked again whether all have come
@@ -136,9 +138,8 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
 
     def exchange(own: int) -> HostExchange:
         leaders = [workers[ranks[0]] for ranks in hosts]
-        store = RetryingStore(_store(start), patience_s=patience_s)
-        name = f"group{group.number}"
-        return HostExchange(store, settings.keyspace, name, leaders, own, patience_s, gone)
+        at = rendezvous(settings, start.place, f"group{group.number}")
+        return HostExchange(at, leaders, own, patience_s, gone)
 
     return gathered(
         SpreadCollective(
@@ -148,16 +149,11 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
 
 
 def between_hosts(start: Start, turns: TurnSource, team: Team) -> HostExchange:
-    """The way of a host's first member of this team to those of its other hosts.
-
-    A store that fails breaks the team, which forms again once the center can be fetched: so its calls are not repeated.
-    """
+    """The way of a host's first member of this team to those of its other hosts."""
     members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
     leaders = [team.workers[ranks[0]] for ranks in team.spread]
     return HostExchange(
-        _store(start),
-        start.settings.keyspace,
-        f"team{team.formed}",
+        rendezvous(start.settings, start.place, f"team{team.formed}"),
         leaders,
         leaders.index(start.place.worker),
         team.patience_s,
@@ -165,12 +161,23 @@ def between_hosts(start: Start, turns: TurnSource, team: Team) -> HostExchange:
     )
 
 
-def _store(start: Start) -> RedisStore:
-    """The run's. Raises `ConfigError` where there is none that all hosts reach."""
-    url = start.place.redis_url
+def rendezvous(settings: RunSettings, place: Assignment, among: str) -> Rendezvous:
+    """Where this worker, as the first of its host, meets those of others; its address is that towards the run's Redis.
+
+    Raises `ConfigError` where there is no Redis, `TeamBrokenError` if it cannot be reached.
+    """
+    url = place.redis_url
     if not url:
         raise ConfigError(
-            "workers that share no memory exchange through Redis, and this run has none: leave out "
-            "--same-node redis, or make room in /dev/shm"
+            "workers that share no memory meet through Redis, and this run has none: leave out --same-node redis, or "
+            "make room in /dev/shm"
         )
-    return redis_store(url, start.settings)
+    store = RedisStore(url, ca_pem=settings.redis_ca)
+    try:
+        address = store.own_address()
+    except StoreError as error:
+        raise TeamBrokenError(str(error)) from None
+    is_secret = url.startswith("rediss:")
+    return Rendezvous(
+        store, settings.keyspace, among, address, settings.ring_ports or ANY_PORT, tls=is_secret
+    )
