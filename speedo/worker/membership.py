@@ -66,7 +66,7 @@ class Membership:
                 self.exchange = self._reach(team)
             self._formed = team.formed
         if self.exchange is not None:
-            self.exchange.patience_s = team.patience_s
+            self.exchange.wait_for(team.patience_s)
         members = tuple(team.members[one] for one in self.here)
         return self._gathering.gather(
             replace(team, members=members, spread=()), size(len(self.here))
