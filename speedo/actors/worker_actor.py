@@ -140,11 +140,12 @@ class WorkerActor:
         return self._by_engine(self._rebuild, place)
 
     def _rebuild(self, place: Assignment) -> Ready:
-        history = self._worker.engine.history()
+        history, state = self._worker.engine.history(), self._worker.solver_state
         self._worker.engine.close()  # before the next is built: memory may not hold both
         self._worker.close()
         engine = self._begin(place)
         engine.load_history(history)
+        self._worker.solver_state = state
         return self._ready(engine)
 
     def _begin(self, place: Assignment) -> Engine:
@@ -167,7 +168,7 @@ class WorkerActor:
             scratch=self._scratch,
             draws=Draws.NONE,
         )
-        let_others_run(self._choice, self._pipeline is not None)
+        let_others_run(self._choice, self._pipeline is not None or settings.teams)
         engine = make_engine(
             self._choice,
             text,
@@ -198,6 +199,8 @@ class WorkerActor:
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
         )
+        if place.history is not None:
+            self._worker.trains_alone()
         self._turn: Callable[[Train], Trained] = self._worker.turn
         if self._pipeline is not None:
             assert isinstance(self._worker, OverlappingWorker)

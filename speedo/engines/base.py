@@ -87,7 +87,7 @@ class Engine(Protocol):
     ) -> float:
         """Mean raw gradient (no weight decay, no momentum) over `n` batches at the present weights; mean loss.
 
-        BatchNorm's statistics have no gradient: their places hold their change instead.
+        BatchNorm's statistics have no gradient: their places hold their change instead, which the net forgets.
 
         `done(start, stop)` is called as soon as these values are final, while earlier layers still compute: once for
         every blob, those of the last layers first. `factors` are for products of `products()`, with `n` times their

@@ -123,10 +123,12 @@ class Parameters:
         """A copy of each of BatchNorm's running sums."""
         return [blob.data.reshape(-1).copy() for blob, _ in self._statistics]
 
-    def read_statistics_change(self, before: list[Vector], out: Vector) -> None:
-        """Write the change of the running sums since `before` to their places in `out`."""
+    def take_statistics_change(self, before: list[Vector], out: Vector) -> None:
+        """Write the change of the running sums since `before` to their places in `out`, and undo it."""
         for (blob, place), former in zip(self._statistics, before, strict=True):
-            np.subtract(blob.data.reshape(-1), former, out=out[place])
+            own = blob.data.reshape(-1)
+            np.subtract(own, former, out=out[place])
+            own[:] = former
 
     def add_statistics_change(self, before: list[Vector], delta: Vector) -> None:
         """Add the change of the running sums since `before` to their places in `delta`."""

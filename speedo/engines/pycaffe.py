@@ -225,7 +225,7 @@ class PycaffeEngine:
                 for one in factors:
                     inner.take(one, batch, batches)
                 return
-            parameters.read_statistics_change(before, out)
+            parameters.take_statistics_change(before, out)
             top = self._last_layer
             for layer in parameters.layers:
                 net._backward(top, layer)

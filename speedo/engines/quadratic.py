@@ -180,18 +180,17 @@ class QuadraticEngine:
             raise EngineError(f"cannot write the model {path}: {error.strerror}") from error
 
     def history(self) -> bytes:
-        """The velocity and the place in the records."""
-        return self._records_read.to_bytes(8, "little") + self._velocity.tobytes()
+        """The velocity."""
+        return self._velocity.tobytes()
 
     def load_history(self, state: bytes) -> None:
         """Take over `history()`; raises `EngineError` for another size."""
-        if len(state) != 8 + self._velocity.nbytes:
+        if len(state) != self._velocity.nbytes:
             raise EngineError(
-                f"the history has {len(state)} bytes, this engine's {8 + self._velocity.nbytes}: "
+                f"the history has {len(state)} bytes, this engine's {self._velocity.nbytes}: "
                 "resume with the same problem"
             )
-        self._records_read = int.from_bytes(state[:8], "little")
-        self._velocity[:] = np.frombuffer(state, np.float32, offset=8)
+        self._velocity[:] = np.frombuffer(state, np.float32)
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -30,6 +30,7 @@ from speedo.sgd_modes.rules import Contribution, mean_into
 from speedo.system.failpoints import reached
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.membership import Membership
+from speedo.worker.team_memory import stretch_of
 from speedo.worker.team_space import (
     BAD,
     COMES,
@@ -41,7 +42,6 @@ from speedo.worker.team_space import (
     SHORT,
     TeamSpace,
 )
-from speedo.worker.team_turn import stretch_of
 
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None

@@ -7,11 +7,12 @@ to the first members of the other hosts (`speedo.exchange.host_exchange`), and s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from speedo.exchange.collective import Array
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.vector import Vector
 from speedo.messages import Team
@@ -35,6 +36,29 @@ class Gathering(Protocol):
     def close(self) -> None:
         """Part for good."""
         ...
+
+
+class Reduction(Protocol):
+    """A sum over hosts under way, of a vector whose values become final one after another."""
+
+    def ready(self, start: int, stop: int) -> None:
+        """These values are final here."""
+        ...
+
+    def finish(self) -> None:
+        """Return once the vector is the sum. Raises `TeamBrokenError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSum:
+    """A wish for a `Reduction` of this vector."""
+
+    vector: Vector
+
+
+# What a member needs of the others before it goes on: None, to meet those of its host; the sum of an array over hosts.
+Wait = Array | BeginSum | Reduction | None
 
 
 class Membership:
@@ -81,10 +105,23 @@ class Membership:
         """Return once all members of this host are here. Raises `TeamBrokenError`."""
         self._gathering.meet(self._patience_s)
 
-    def sum_over_hosts(self, vector: Vector) -> None:
+    def sum_over_hosts(self, vector: Array) -> None:
         """Make it the sum of those of all hosts, the same bits in each. Raises `TeamBrokenError`."""
         if self.exchange is not None:
             self.exchange.all_reduce("sum", vector, np.add)
+
+    def wait_for(self, wait: Wait) -> Reduction | None:
+        """Do what a member needs; the sum that it begins. Raises `TeamBrokenError`."""
+        if isinstance(wait, BeginSum):
+            assert self.exchange is not None
+            return self.exchange.begin_all_reduce("sum of gradients", wait.vector)
+        if wait is None:
+            self.meet()
+        elif isinstance(wait, np.ndarray):
+            self.sum_over_hosts(wait)
+        else:
+            wait.finish()
+        return None
 
     def part(self, why: str = "") -> None:
         """Let the others know at once that this member does not continue; other hosts hear why."""

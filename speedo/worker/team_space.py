@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.exchange.vector import Vector
-from speedo.worker.team_turn import ALIGNED
+from speedo.worker.team_memory import ALIGNED
 
 MOST_DEALT: Final = 64  # rounds at once
 

@@ -15,52 +15,25 @@ carry it on by their `Membership`, the simulator steps all members together.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Generator
 
 import numpy as np
 
-from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
+from speedo.errors import TeamBrokenError
 from speedo.exchange.vector import Vector
-from speedo.messages import Kind, Team, Train, Trained
+from speedo.messages import Kind, Train, Trained
 from speedo.sgd_modes.rules import Contribution, add_mean, add_scaled, shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import Membership, here_of
+from speedo.worker.membership import Membership, Reduction, Wait, here_of
+from speedo.worker.team_gradients import (
+    Seat,
+    agree_on_state,
+    gradient_round,
+    is_finite,
+    say_state,
+)
+from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.turn import Worker
-
-ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
-FLAG_BYTES: Final = 64  # a cache line for each member
-
-
-@dataclass(frozen=True)
-class TeamMemory:
-    """What the members share: `center`, one payload for each, and a flag for each; all of them views.
-
-    A flag is 0 as long as the member's payload is finite.
-    """
-
-    center: Vector
-    payloads: tuple[Vector, ...]
-    flags: np.ndarray
-
-    @classmethod
-    def over(cls, memory: memoryview | bytearray, members: int, size: int) -> TeamMemory:
-        """Vectors of `size` float32 in memory of `bytes_for` bytes."""
-        values = np.frombuffer(memory, np.float32, count=(members + 1) * _padded(size))
-        vectors = [
-            values[at * _padded(size) : at * _padded(size) + size] for at in range(members + 1)
-        ]
-        flags = np.frombuffer(memory, np.uint8, offset=values.nbytes, count=members * FLAG_BYTES)
-        return cls(vectors[0], tuple(vectors[1:]), flags[::FLAG_BYTES])
-
-    @staticmethod
-    def bytes_for(members: int, size: int) -> int:
-        return (members + 1) * _padded(size) * 4 + members * FLAG_BYTES
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
 
 
 class TeamMember:
@@ -79,21 +52,20 @@ class TeamMember:
             return self._worker.turn(command)
         membership, size = self._membership, self._worker.engine.layout.size
         try:
+            everywhere = len(command.team.members)
             shared = membership.enter(
-                command.team, lambda members: TeamMemory.bytes_for(members, size)
+                command.team, lambda here: TeamMemory.bytes_for(here, everywhere, size)
             )
-            memory = TeamMemory.over(shared, len(membership.here), size)
+            memory = TeamMemory.over(shared, len(membership.here), everywhere, size)
             rounds = team_rounds(self._worker, command, memory)
+            begun: Reduction | None = None
             while True:
                 try:
-                    to_sum = next(rounds)
+                    wait = rounds.send(begun)
                 except StopIteration as done:
                     trained: Trained = done.value
                     return trained
-                if to_sum is None:
-                    membership.meet()
-                else:
-                    membership.sum_over_hosts(to_sum)
+                begun = membership.wait_for(wait)
         except TeamBrokenError as error:
             membership.part(str(error))
             raise
@@ -102,59 +74,52 @@ class TeamMember:
             raise
 
 
-def stretch_of(rank: int, members: int, size: int) -> slice:
-    """The values that member `rank` sums: equal shares, whole cache lines."""
-    lines = _padded(size) // ALIGNED
-    first, last = lines * rank // members, lines * (rank + 1) // members
-    return slice(first * ALIGNED, min(last * ALIGNED, size))
-
-
 def team_rounds(
     worker: Worker, command: Train, memory: TeamMemory
-) -> Generator[Vector | None, None, Trained]:
-    """This worker's part of the turn; stops wherever all members of its host must be there before it continues.
+) -> Generator[Wait, Reduction | None, Trained]:
+    """This worker's part of the turn; stops wherever it needs the others before it continues.
 
-    Of a vector that it yields, in the first member of a host, it needs the sum over the hosts, in its place.
+    Only the first member of a host waits for sums over hosts.
     """
     team = command.team
     assert team is not None
     engine, clock = worker.engine, worker.clock
     here = here_of(team, worker.worker)
-    place = here.index(team.workers.index(worker.worker))  # in the memory
+    seat = Seat(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
     goes_on = command.payload is Kind.WEIGHTS
-    own, center = memory.payloads[place], memory.center
+    sums_gradients = goes_on and command.steps == 1 and team.rate == 1.0
+    own, center = memory.payloads[seat.place], memory.center
     began = clock()
-    memory.flags[place] = 0
-    if place == 0:
+    memory.flags[seat.place] = 0
+    if sums_gradients:
+        say_state(seat)
+    if seat.place == 0:
         worker.fetch_center_for_team(command, center)
     yield None
     engine.load_weights(center)
+    if sums_gradients:
+        yield from agree_on_state(seat)
     fetched = clock()
     reached("worker-fetched")
-    computing, losses = 0.0, []
+    losses = []
+    meeting = Stopwatch(clock)
     for number in range(team.rounds):
-        start = clock()
-        loss = _one_round(worker, command, number, center, own)
-        losses.append(loss)
+        if sums_gradients:
+            round_ = gradient_round(seat, command.iteration_of(number))
+        else:
+            round_ = _payload_round(seat, command, number)
+        losses.append((yield from meeting.of(round_)))
         worker.samples += command.steps * engine.samples_per_step
-        if not (math.isfinite(loss) and _is_finite(own)):
-            memory.flags[place] = 1
-        computing += clock() - start
-        yield None
-        _require_finite([team.workers[rank] for rank in here], place, memory.flags)
-        if not goes_on:
-            center[stretch_of(place, len(here), center.size)] = 0.0
-        yield from _add_mean(team, here, place, memory, team.rate if goes_on else 1.0)
-        if goes_on and number + 1 < team.rounds:
-            engine.load_weights(center)
     summed = clock()
     if worker.worker == team.leader:
-        worker.publish_for_team(command, center)
+        if sums_gradients:
+            engine.read_weights(own)
+        worker.publish_for_team(command, own if sums_gradients else center)
     reached("worker-pushed")
     timings = {
         "fetch": fetched - began,
-        "compute": computing,
-        "team": summed - fetched - computing,
+        "compute": summed - fetched - meeting.seconds,
+        "team": meeting.seconds,
         "publish": clock() - summed,
     }
     return Trained(
@@ -169,12 +134,51 @@ def team_rounds(
     )
 
 
-def _add_mean(
-    team: Team, here: Sequence[int], place: int, memory: TeamMemory, rate: float
-) -> Generator[Vector | None, None, None]:
+class Stopwatch:
+    """Counts the seconds of waiting."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self.seconds = clock, 0.0
+
+    def of(
+        self, waits: Generator[Wait, Reduction | None, float]
+    ) -> Generator[Wait, Reduction | None, float]:
+        """The same, with each wait counted."""
+        begun: Reduction | None = None
+        while True:
+            try:
+                wait = waits.send(begun)
+            except StopIteration as done:
+                result: float = done.value
+                return result
+            began = self._clock()
+            begun = yield wait
+            self.seconds += self._clock() - began
+
+
+def _payload_round(
+    seat: Seat, command: Train, number: int
+) -> Generator[Wait, Reduction | None, float]:
+    """Train, and add the mean of all payloads to the center; the mean loss."""
+    team, memory, engine = seat.team, seat.memory, seat.worker.engine
+    own, goes_on = memory.payloads[seat.place], command.payload is Kind.WEIGHTS
+    if goes_on and number:
+        engine.load_weights(memory.center)
+    loss = _train(seat.worker, command, number, memory.center, own)
+    memory.flags[seat.place] = not (math.isfinite(loss) and is_finite(own))
+    yield None
+    seat.require_finite()
+    if not goes_on:
+        memory.center[stretch_of(seat.place, len(seat.here), own.size)] = 0.0
+    yield from _add_mean(seat, team.rate if goes_on else 1.0)
+    return loss
+
+
+def _add_mean(seat: Seat, rate: float) -> Generator[Wait, Reduction | None, None]:
     """Add the mean of all payloads, times `rate`, to the center: this member does so for its share of the values."""
+    team, memory, here = seat.team, seat.memory, seat.here
     counts = [samples for _, _, samples in team.members]
-    share = stretch_of(place, len(here), memory.center.size)
+    share = stretch_of(seat.place, len(here), memory.center.size)
     payloads = [payload[share] for payload in memory.payloads]
     if not team.spread:
         add_mean(memory.center[share], list(map(Contribution, payloads, counts)), rate)
@@ -186,20 +190,21 @@ def _add_mean(
         sum_into(payloads[0], payloads, [factors[rank] for rank in here], np.float32(1.0))
     reached("team-summed")
     yield None
-    if place == 0:
+    if seat.place == 0:
         yield memory.payloads[0]
     yield None
     add_scaled(memory.center[share], payloads[0], float(after))
     yield None
 
 
-def _one_round(worker: Worker, command: Train, number: int, center: Vector, own: Vector) -> float:
-    """Train one round; leaves its payload in `own`. The mean loss."""
+def _train(worker: Worker, command: Train, number: int, center: Vector, own: Vector) -> float:
+    """Leave the payload of round `number` in `own`; the mean loss."""
     engine = worker.engine
     first = number * command.steps
     if command.payload is Kind.GRADIENT:
         engine.set_iteration(command.iteration_of(first))
         return engine.gradient(command.steps, own)
+    worker.trains_alone()
     if command.steps == 1:
         engine.set_iteration(command.iteration_of(first))
         return engine.step(1, own)
@@ -210,20 +215,3 @@ def _one_round(worker: Worker, command: Train, number: int, center: Vector, own:
     engine.read_weights(own)
     own -= center
     return total / command.steps
-
-
-def _is_finite(vector: Vector) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(float(np.dot(vector, vector)))
-
-
-def _require_finite(workers: Sequence[int], place: int, flags: np.ndarray) -> None:
-    """Raise `NotFiniteError` in the member whose payload is not finite, `TeamBrokenError` in the others.
-
-    In this host: other hosts hear why it leaves.
-    """
-    if flags[place]:
-        raise NotFiniteError(NOT_FINITE)
-    for worker, flag in zip(workers, flags, strict=True):
-        if flag:
-            raise TeamBrokenError(f"the result of worker {worker} is not finite")

@@ -179,6 +179,8 @@ class Worker(Participant):
     """A participant whose weights are an engine's, which trains as it is commanded."""
 
     weights: Engine
+    # The gathering of the team that has it, too, and the updates made: who has the same two has the same state.
+    solver_state: tuple[int, int] = (0, 0)
     _tuning: Tuning = field(default=NO_TUNING, init=False)
     _done: int = field(default=0, init=False)  # steps of the present turn
 
@@ -186,6 +188,10 @@ class Worker(Participant):
     def engine(self) -> Engine:
         """The engine that trains."""
         return self.weights
+
+    def trains_alone(self) -> None:
+        """The state of the solver becomes one that nobody else has."""
+        self.solver_state = -1 - self.worker, self.solver_state[1] + 1
 
     def turn(self, command: Train) -> Trained:
         """Carry out one command and return its result, whose payload is in the store by then."""
@@ -233,6 +239,7 @@ class Worker(Participant):
         if command.payload is Kind.GRADIENT:
             engine.set_iteration(command.iteration)
             return engine.gradient(command.steps, payload)
+        self.trains_alone()
         if command.payload is Kind.DELTA and command.steps == 1:
             engine.set_iteration(command.iteration)
             return engine.step(1, payload)

@@ -13,11 +13,11 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Vector, as_bytes, header_for
 from speedo.messages import Kind, Refused, Team, Train, Trained
-from speedo.sgd_modes.rules import AverageDeltas, Contribution
+from speedo.sgd_modes.rules import AverageDeltas, Contribution, mean_into
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.simulated_team import train_together
-from speedo.worker.team_turn import stretch_of
+from speedo.worker.team_memory import stretch_of
 from speedo.worker.turn import Worker
 
 SIZE = 40
@@ -73,23 +73,30 @@ class Members:
         return out
 
     def by_hand(self, rounds: int, steps: int = 1) -> Vector:
-        """Synchronous SGD, each round merged by its rule."""
+        """Synchronous SGD, round for round: one solver with the mean gradient, or the mean of the deltas."""
         engines = [self.engine(worker) for worker in self.workers]
-        center = self.center.copy()
+        center, solver = self.center.copy(), self.engine(0)
+        solver.load_weights(center)
         for number in range(rounds):
             payloads = []
             for engine, batch in zip(engines, self.batches, strict=True):
                 engine.load_weights(center)
                 engine.set_iteration(10 + number * steps)
-                delta = engine.layout.zeros()
+                payload = engine.layout.zeros()
                 if steps == 1:
-                    engine.step(1, delta)
+                    engine.gradient(1, payload)
                 else:
                     engine.step(steps)
-                    engine.read_weights(delta)
-                    delta -= center
-                payloads.append(Contribution(delta, batch))
-            AverageDeltas().merge(center, payloads, 1.0, 10)
+                    engine.read_weights(payload)
+                    payload -= center
+                payloads.append(Contribution(payload, batch))
+            if steps == 1:
+                mean = np.empty_like(center)
+                mean_into(mean, payloads)
+                solver.apply_gradient(mean)
+                solver.read_weights(center)
+            else:
+                AverageDeltas().merge(center, payloads, 1.0, 10)
         return center
 
 

@@ -102,6 +102,11 @@ class FlatParameters:
         for place, former in zip(self._statistics, before, strict=True):
             torch.sub(self.flat[place], former, out=whole[place])
 
+    def write_statistics(self, before: Sequence[Tensor]) -> None:
+        """Set the running sums to what they were `before`."""
+        for place, former in zip(self._statistics, before, strict=True):
+            self.flat[place] = former
+
     def add_statistics(self, whole: Tensor) -> None:
         """Add the values at their places in `whole` to the running sums."""
         for place in self._statistics:

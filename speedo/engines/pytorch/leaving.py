@@ -99,6 +99,7 @@ class LeavingGradient:
         finally:
             for hook in hooks:
                 hook.remove()
+        self._parameters.write_statistics(self._before)
         for number in sorted(self._left, reverse=True):
             self._leave(number)  # the loss does not depend on it
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Generator, Mapping
 from contextlib import suppress
 
 import numpy as np
 
+from speedo.engines.base import Done, Engine, nobody
 from speedo.errors import PayloadError, StoreError, TeamBrokenError
 from speedo.exchange.channel import refusal
+from speedo.exchange.collective import Array
 from speedo.exchange.vector import Vector
 from speedo.messages import Refused, Team, Train, Trained
-from speedo.worker.membership import here_of
-from speedo.worker.team_turn import TeamMemory, team_rounds
+from speedo.worker.membership import BeginSum, Reduction, Wait, here_of
+from speedo.worker.team_memory import TeamMemory
+from speedo.worker.team_turn import team_rounds
 from speedo.worker.turn import Worker
 
 Answer = Trained | Refused
@@ -41,10 +45,12 @@ def train_together(
     memories = {} if memories is None else memories
     for here in team.spread or [here_of(team, present[0])]:
         if here not in memories:
-            room = bytearray(TeamMemory.bytes_for(len(here), size))
-            memories[here] = TeamMemory.over(room, len(here), size)
-    turn = _Turn(team, chance or random.Random(0), memories, stops_after, not_finite)
+            numbers = len(here), len(team.members), size
+            memories[here] = TeamMemory.over(bytearray(TeamMemory.bytes_for(*numbers)), *numbers)
+    turn = _Turn(team, chance or random.Random(0), stops_after)
     for worker in present:
+        if worker in not_finite:
+            _spoil(workers[worker].engine)
         memory = memories[here_of(team, worker)]
         turn.running[worker] = team_rounds(workers[worker], commands[worker], memory)
     turn.lost = {worker: "" for worker in team.workers if worker not in turn.running}
@@ -62,6 +68,42 @@ def train_together(
     return answers
 
 
+def _spoil(engine: Engine) -> None:
+    """Nothing that its next call computes is finite."""
+    step, gradient = engine.step, engine.gradient
+
+    def mend() -> None:
+        engine.step, engine.gradient = step, gradient  # type: ignore[method-assign]
+
+    def spoilt_step(n: int, delta: Vector | None = None) -> float:
+        mend()
+        step(n, delta)
+        return math.nan
+
+    def spoilt_gradient(n: int, out: Vector, done: Done = nobody) -> float:
+        mend()
+        gradient(n, out)
+        out.fill(math.nan)
+        done(0, out.size)
+        return math.nan
+
+    engine.step, engine.gradient = spoilt_step, spoilt_gradient  # type: ignore[method-assign,assignment]
+
+
+class _Reduction:
+    """Of a vector of which each value must be final once before its sum."""
+
+    def __init__(self, vector: Vector) -> None:
+        self.vector = vector
+        self._ready = np.zeros(vector.size, int)
+
+    def ready(self, start: int, stop: int) -> None:
+        self._ready[start:stop] += 1
+
+    def finish(self) -> None:
+        assert (self._ready == 1).all()
+
+
 class _Turn:
     """Where each member is: how often it has waited, and the number of a sum that it waits for now."""
 
@@ -69,17 +111,15 @@ class _Turn:
         self,
         team: Team,
         chance: random.Random,
-        memories: Memories,
         stops_after: Mapping[int, int],
-        not_finite: Collection[int],
     ) -> None:
-        self._team, self._chance, self._memories = team, chance, memories
-        self._stops, self._not_finite = stops_after, not_finite
-        self.running: dict[int, Generator[Vector | None, None, Trained]] = {}
+        self._team, self._chance, self._stops = team, chance, stops_after
+        self.running: dict[int, Generator[Wait, Reduction | None, Trained]] = {}
+        self._begun: dict[int, _Reduction] = {}
         self.lost: dict[int, str] = {}  # by worker, why; empty: it died
         self._steps = dict.fromkeys(team.workers, 0)
         self._meetings = dict.fromkeys(team.workers, 0)
-        self._sums: list[dict[int, Vector]] = []  # by worker that acts for its host
+        self._sums: list[dict[int, Array]] = []  # by worker that acts for its host
         self._heard: list[set[int]] = []  # who of these has the sum, once there is one
         self._waits_for: dict[int, int] = {}  # by worker, the number of the sum
 
@@ -103,14 +143,18 @@ class _Turn:
             first = min(self.lost, key=lambda one: (bool(self.lost[one]), one))
             raise TeamBrokenError(self.lost[first] or f"worker {first} has left the team")
         self._waits_for.pop(worker, None)
-        to_sum = next(self.running[worker])
+        wait = self.running[worker].send(self._begun.pop(worker, None))
         self._steps[worker] += 1
-        if to_sum is not None:
-            return self._offer(worker, to_sum)
+        if isinstance(wait, BeginSum):
+            self._begun[worker] = _Reduction(wait.vector)
+            return None
+        if isinstance(wait, _Reduction):
+            wait.finish()
+            return self._offer(worker, wait.vector)
+        if isinstance(wait, np.ndarray):
+            return self._offer(worker, wait)
         self._meetings[worker] += 1
-        if self._meetings[worker] == 2 and worker in self._not_finite:
-            here = here_of(self._team, worker)
-            self._memories[here].flags[here.index(self._team.workers.index(worker))] = 1
+        return None
 
     def _is_ready(self, worker: int) -> bool:
         if self._stops.get(worker) == self._steps[worker]:
@@ -120,7 +164,7 @@ class _Turn:
         neighbours = (self._team.workers[rank] for rank in here_of(self._team, worker))
         return all(self._meetings[one] >= self._meetings[worker] for one in neighbours)
 
-    def _offer(self, worker: int, vector: Vector) -> None:
+    def _offer(self, worker: int, vector: Array) -> None:
         """Once all hosts have brought theirs, each has the sum, in the order of the hosts; not all if one has died."""
         number = sum(worker in one for one in self._sums)
         if number == len(self._sums):

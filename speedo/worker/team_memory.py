@@ -1,0 +1,61 @@
+"""The memory that the members of a solver's team share on a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from speedo.exchange.vector import Vector
+
+ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
+FLAG_BYTES: Final = 64  # a cache line for each member
+STATE: Final = 2  # numbers that name the state of a member's solver
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TeamMemory:
+    """`center`, which later has the mean gradient; a payload and a flag for each member of the host; all of them views.
+
+    A flag is 0 as long as the member's payload is finite. `states` has a row for each member of the team, `length` one
+    number: the bytes of a solver's state that one of them hands to others.
+    """
+
+    center: Vector
+    payloads: tuple[Vector, ...]
+    flags: np.ndarray
+    states: Numbers
+    length: Numbers
+
+    @classmethod
+    def over(
+        cls, memory: memoryview | bytearray, here: int, everywhere: int, size: int
+    ) -> TeamMemory:
+        """For so many members, with vectors of `size` float32, in memory of `bytes_for` bytes."""
+        values = np.frombuffer(memory, np.float32, count=(here + 1) * _padded(size))
+        vectors = [values[at * _padded(size) : at * _padded(size) + size] for at in range(here + 1)]
+        flags = np.frombuffer(memory, np.uint8, offset=values.nbytes, count=here * FLAG_BYTES)
+        numbers = np.frombuffer(
+            memory, np.int64, offset=values.nbytes + flags.nbytes, count=everywhere * STATE + 1
+        )
+        states = numbers[:-1].reshape(everywhere, STATE)
+        return cls(vectors[0], tuple(vectors[1:]), flags[::FLAG_BYTES], states, numbers[-1:])
+
+    @staticmethod
+    def bytes_for(here: int, everywhere: int, size: int) -> int:
+        return (here + 1) * _padded(size) * 4 + here * FLAG_BYTES + (everywhere * STATE + 1) * 8
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def stretch_of(rank: int, members: int, size: int) -> slice:
+    """The values that member `rank` sums: equal shares, whole cache lines."""
+    lines = _padded(size) // ALIGNED
+    first, last = lines * rank // members, lines * (rank + 1) // members
+    return slice(first * ALIGNED, min(last * ALIGNED, size))
