@@ -78,6 +78,7 @@ class TeamMember:
         if command.team is None:
             return self._worker.turn(command)
         membership, size = self._membership, self._worker.engine.layout.size
+        began = self._worker.clock()
         try:
             shared = membership.enter(
                 command.team, lambda members: TeamMemory.bytes_for(members, size)
@@ -89,6 +90,7 @@ class TeamMember:
                     to_sum = next(rounds)
                 except StopIteration as done:
                     trained: Trained = done.value
+                    membership.round_s = (self._worker.clock() - began) / command.team.rounds
                     return trained
                 if to_sum is None:
                     membership.meet()
@@ -148,8 +150,7 @@ def team_rounds(
         if goes_on and number + 1 < team.rounds:
             engine.load_weights(center)
     summed = clock()
-    if worker.worker == team.leader:
-        worker.publish_for_team(command, center)
+    worker.made_in_team(command, center)
     reached("worker-pushed")
     timings = {
         "fetch": fetched - began,
