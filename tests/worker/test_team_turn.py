@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import SpeedoError
+from speedo.exchange.channel import refusal
+from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Vector, as_bytes, header_for
-from speedo.messages import Kind, Refused, Team, Train, Trained
+from speedo.messages import Kind, OwnResults, Refused, Team, Train, Trained
 from speedo.sgd_modes.rules import AverageDeltas, Contribution
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.study.simulation.simulated_team import train_together
-from speedo.worker.team_turn import stretch_of
+from speedo.worker.membership import Membership
+from speedo.worker.team_turn import TeamMember, stretch_of
 from speedo.worker.turn import Worker
 
 SIZE = 40
@@ -45,9 +53,11 @@ class Members:
             self.center.size, rank=worker, count=count, batch=batch, momentum=0.9, noise=0.1
         )
 
-    def commands(self, rounds: int, kind: Kind, steps: int = 1) -> dict[int, Train]:
+    def commands(self, rounds: int, kind: Kind, steps: int = 1, hosts: int = 1) -> dict[int, Train]:
+        """Worker `w` is on host `w` modulo `hosts`."""
         members = tuple((worker, 1, batch) for worker, batch in enumerate(self.batches))
-        team = Team(50, members, rounds)
+        spread = tuple(tuple(range(host, len(members), hosts)) for host in range(hosts))
+        team = Team(50, members, rounds, patience_s=20.0, spread=spread if hosts > 1 else ())
         return {
             worker: Train(worker, 1, 50 + worker, 3, 10, steps, 1, kind, team=team)
             for worker in self.workers
@@ -60,16 +70,17 @@ class Members:
         steps: int = 1,
         stops: Mapping[int, int] = MappingProxyType({}),
         bad: tuple[int, ...] = (),
+        hosts: int = 1,
     ) -> dict[int, Trained | Refused]:
-        commands = self.commands(rounds, kind, steps)
+        commands = self.commands(rounds, kind, steps, hosts)
         team = commands[0].team
         assert team is not None
         return train_together(team, self.workers, commands, stops, bad)
 
-    def published(self, kind: Kind) -> Vector:
+    def published(self, kind: Kind, ticket: int = 50) -> Vector:
         layout = self.workers[0].engine.layout
         out = layout.zeros()
-        fetch_vector(self.store, keys.payload("run", 0, 50), layout, kind, out)
+        fetch_vector(self.store, keys.payload("run", 0, ticket), layout, kind, out)
         return out
 
     def by_hand(self, rounds: int, steps: int = 1) -> Vector:
@@ -102,6 +113,145 @@ def test_rounds_of_a_team_are_those_of_synchronous_sgd(
     answers = members.train(5, Kind.WEIGHTS, steps)
     assert all(isinstance(answer, Trained) for answer in answers.values())
     assert members.published(Kind.WEIGHTS).tobytes() == members.by_hand(5, steps).tobytes()
+
+
+@pytest.mark.parametrize("batches", [(4, 4), (5, 3)])
+def test_two_hosts_with_a_worker_each_make_the_bits_of_one_host(batches: tuple[int, ...]) -> None:
+    members = Members(*batches)
+    members.train(5, Kind.WEIGHTS, hosts=2)
+    assert members.published(Kind.WEIGHTS).tobytes() == members.by_hand(5).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("batches", "hosts"),
+    [((4, 4, 4), 2), ((4, 4, 4), 3), ((1, 2, 3, 4, 5), 2), ((1, 2, 3, 4, 5), 3)],
+)
+def test_rounds_over_hosts_are_those_of_synchronous_sgd(
+    batches: tuple[int, ...], hosts: int
+) -> None:
+    members = Members(*batches)
+    answers = members.train(5, Kind.WEIGHTS, hosts=hosts)
+    assert all(isinstance(answer, Trained) for answer in answers.values())
+    assert [answer.has_payload for answer in answers.values()].count(True) == 1
+    found = members.published(Kind.WEIGHTS)
+    np.testing.assert_allclose(found, members.by_hand(5), rtol=0, atol=1e-6)
+
+
+class InProcesses:
+    """The same members, each in a thread of its own, over the meetings and exchanges of processes."""
+
+    def __init__(self, members: Members, folder: Path, hosts: int) -> None:
+        self.members, self.hosts, self.folder = members, hosts, folder
+        self.calls: list[str] = []
+        for one in ("store", *map(str, range(hosts))):
+            (folder / one).mkdir()
+        self.teams = {worker: self.team(worker) for worker in members.workers}
+
+    def team(self, worker: int) -> TeamMember:
+        def reach(team: Team) -> HostExchange:
+            self.calls.append(f"reach {worker}")
+            leaders = [team.workers[ranks[0]] for ranks in team.spread]
+            store = SharedMemoryStore(self.folder / "store")
+            own = leaders.index(worker)
+            return HostExchange(store, "run", f"team{team.formed}", leaders, own, 20.0, str)
+
+        meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, 1)
+        return TeamMember(self.members.workers[worker], Membership(worker, meeting, reach))
+
+    def turn(self, commands: Mapping[int, Train]) -> dict[int, Trained | Refused]:
+        def one(worker: int) -> Trained | Refused:
+            try:
+                return self.teams[worker].turn(commands[worker])
+            except SpeedoError as error:
+                return refusal(commands[worker], error)
+
+        with ThreadPoolExecutor(len(commands)) as pool:
+            return dict(zip(commands, pool.map(one, commands), strict=True))
+
+    def close(self) -> None:
+        for team in self.teams.values():
+            team.close()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Callable[[Members, int], InProcesses]]:
+    made: list[InProcesses] = []
+
+    def make(members: Members, hosts: int) -> InProcesses:
+        made.append(InProcesses(members, tmp_path, hosts))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_processes_make_the_bits_that_the_simulator_makes(
+    processes: Callable[[Members, int], InProcesses], hosts: int
+) -> None:
+    """In two turns of one gathering, of which the second begins from what the first has made."""
+    simulated, real = Members(1, 2, 3, 4, 5), Members(1, 2, 3, 4, 5)
+    simulated.train(5, Kind.WEIGHTS, hosts=hosts)
+    teams = processes(real, hosts)
+    commands = real.commands(5, Kind.WEIGHTS, hosts=hosts)
+    answers = teams.turn(commands)
+    assert all(isinstance(answer, Trained) for answer in answers.values())
+    assert real.published(Kind.WEIGHTS).tobytes() == simulated.published(Kind.WEIGHTS).tobytes()
+    real.store.delete(keys.center("run", 3))  # nobody fetches it
+    commands = {
+        worker: replace(one, ticket=one.ticket + 50, version=4, own=OwnResults(one.ticket))
+        for worker, one in commands.items()
+    }
+    answers = teams.turn(commands)
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    assert sorted(teams.calls) == [f"reach {host}" for host in range(hosts) if hosts > 1]
+    whole = Members(1, 2, 3, 4, 5)
+    whole.train(10, Kind.WEIGHTS, hosts=hosts)
+    assert real.published(Kind.WEIGHTS, 100).tobytes() == whole.published(Kind.WEIGHTS).tobytes()
+
+
+def test_a_center_of_which_the_team_made_another_is_fetched(
+    processes: Callable[[Members, int], InProcesses],
+) -> None:
+    members = Members(4, 4)
+    teams = processes(members, 2)
+    commands = members.commands(2, Kind.WEIGHTS, hosts=2)
+    teams.turn(commands)
+    members.store.delete(keys.center("run", 3))
+    for merged in (0, 49):  # no result of theirs, or another one
+        later = {
+            worker: replace(one, ticket=one.ticket + 50, own=OwnResults(merged))
+            for worker, one in commands.items()
+        }
+        answers = teams.turn(later)
+        assert all("center" in one.reason for one in answers.values() if isinstance(one, Refused))
+        assert all(isinstance(one, Refused) for one in answers.values()), answers
+
+
+@pytest.mark.parametrize("worker", range(4))
+def test_one_that_is_not_finite_breaks_the_turn_on_all_hosts_which_hear_who_it_was(
+    processes: Callable[[Members, int], InProcesses], worker: int
+) -> None:
+    members = Members(4, 4, 4, 4)
+    teams = processes(members, 2)
+    engine = members.workers[worker].engine
+    step = engine.step
+
+    def poisoned(n: int, delta: Vector | None = None) -> float:
+        loss = step(n, delta)
+        if delta is not None:
+            delta[7] = np.nan
+        return loss
+
+    engine.step = poisoned  # type: ignore[method-assign]
+    answers = teams.turn(members.commands(3, Kind.WEIGHTS, hosts=2))
+    for one, answer in answers.items():
+        assert isinstance(answer, Refused)
+        assert answer.blame == (one == worker)
+        if one in (0, 1):  # who act for their hosts
+            assert "not finite" in answer.reason
+            assert one == worker or f"worker {worker}" in answer.reason
 
 
 def test_one_round_with_other_hosts_leaves_the_mean_for_the_master() -> None:
