@@ -1,7 +1,8 @@
 """Collectives of workers on several hosts: within each host over shared memory, between the hosts by their leaders.
 
 Each step of a call is the same arithmetic, in the same order, wherever it is done: a host's sum is by rank, the sum of
-the hosts by the lowest rank of each. So all have the same result to the bit.
+the hosts around their ring, from a host that follows from the place in the array. So all have the same result to the
+bit.
 """
 
 from __future__ import annotations
@@ -48,18 +49,23 @@ class SpreadCollective:
         self._hosts, self.rank, self.size = hosts, rank, sum(map(len, hosts))
         self._own = next(at for at, ranks in enumerate(hosts) if rank in ranks)
         mine = hosts[self._own]
+        self._exchange = exchange(self._own) if rank == mine[0] else None
         self._local = None
         if len(mine) > 1:
             assert folder is not None
-            self._local = Collective(
-                folder,
-                mine.index(rank),
-                len(mine),
-                patience_s=patience_s,
-                names=[self._names[one] for one in mine],
-                gone=gone,
-            )
-        self._exchange = exchange(self._own) if rank == mine[0] else None
+            try:
+                self._local = Collective(
+                    folder,
+                    mine.index(rank),
+                    len(mine),
+                    patience_s=patience_s,
+                    names=[self._names[one] for one in mine],
+                    gone=gone,
+                )
+            except BaseException as error:
+                if self._exchange is not None:
+                    self._exchange.close(str(error))
+                raise
         self._broken = ""
 
     def close(self) -> None:

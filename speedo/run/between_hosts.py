@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, StoreError, TeamBrokenError
 from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.host_links import ANY_PORT, Rendezvous
 from speedo.master.slots import Assignment
 from speedo.messages import Team
-from speedo.run.open_store import redis_store
 from speedo.run.settings import RunSettings
-from speedo.storage.retrying_store import RetryingStore
+from speedo.storage.redis.store import RedisStore
 
 Incarnations = tuple[tuple[int, int], ...]  # workers
 
@@ -22,37 +22,32 @@ def between_hosts(
     among: str,
     gone: Callable[[], str],
     patience_s: float,
-    *,
-    retries: bool = False,
 ) -> HostExchange:
     """The way of worker `place.worker`, one of the `leaders`, to the others; see `HostExchange`.
 
-    With `retries` calls of the store are repeated. Raises `ConfigError` where there is none that all hosts reach.
+    Its address is that towards the run's Redis, where they meet. Raises `ConfigError` where there is none,
+    `TeamBrokenError` if it cannot be reached.
     """
-    if not place.redis_url:
+    url = place.redis_url
+    if not url:
         raise ConfigError(
-            "workers that share no memory exchange through Redis, and this run has none: leave out "
-            "--same-node redis, or make room in /dev/shm"
+            "workers that share no memory meet through Redis, and this run has none: leave out --same-node redis, or "
+            "make room in /dev/shm"
         )
-    redis = redis_store(place.redis_url, settings)
-    return HostExchange(
-        RetryingStore(redis, patience_s=patience_s) if retries else redis,
-        settings.keyspace,
-        among,
-        leaders,
-        leaders.index(place.worker),
-        patience_s,
-        gone,
-    )
+    store = RedisStore(url, ca_pem=settings.redis_ca)
+    try:
+        address = store.own_address()
+    except StoreError as error:
+        raise TeamBrokenError(str(error)) from None
+    ports, tls = settings.ring_ports or ANY_PORT, url.startswith("rediss:")
+    at = Rendezvous(store, settings.keyspace, among, address, ports, tls=tls)
+    return HostExchange(at, leaders, leaders.index(place.worker), patience_s, gone)
 
 
 def between_hosts_of(
     settings: RunSettings, place: Assignment, missing: Callable[[Incarnations], str], team: Team
 ) -> HostExchange:
-    """The way of a host's first member of this team to those of its other hosts; `missing` says which member is gone.
-
-    A store that fails breaks the team, which forms again once the center can be fetched: so its calls are not repeated.
-    """
+    """The way of a host's first member of this team to those of others; `missing` says which member is gone."""
     members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
     leaders = [team.workers[ranks[0]] for ranks in team.spread]
     return between_hosts(

@@ -35,7 +35,8 @@ class RunSettings:
     is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
     what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
     have the center, each with a Redis, with TLS if `redis_tls`. `host_memory` is a folder in memory that the workers of
-    one host share, which has put it here; empty where there is none. `engine` is what every node computes with; a host
+    one host share, which has put it here; empty where there is none; so has it `ring_ports`, at which they listen for
+    those of other hosts, empty for any. `engine` is what every node computes with; a host
     may have another device. `spec` is what is trained. `rules` are the places of merge rules outside the package, which
     servers import, also from the folder `code_from`.
     """
@@ -59,6 +60,7 @@ class RunSettings:
     serves: bool = False
     redis_tls: bool = False
     host_memory: str = ""
+    ring_ports: tuple[int, ...] = ()
     data_share: DataShare = "shard"
     engine: EngineChoice = CAFFE
     rules: tuple[str, ...] = ()

@@ -89,13 +89,13 @@ def states(run: str, worker: int) -> str:
     return f"speedo:{run}:state:{worker}:"
 
 
-def collective(run: str, worker: int, among: str, call: int) -> str:
-    """What a worker brings, for its host, to a call of the hosts of these members."""
-    return f"speedo:{run}:collective:{worker}:{among}.{call}"
+def collective(run: str, worker: int, among: str) -> str:
+    """Where a worker is reached by the other hosts of these members, or why it has left them."""
+    return f"speedo:{run}:collective:{worker}:{among}"
 
 
 def collectives(run: str, worker: int | None = None) -> str:
-    """The prefix of what one worker brings, or all do, to collective calls."""
+    """The prefix of these keys of one worker, or of all."""
     return f"speedo:{run}:collective:" + ("" if worker is None else f"{worker}:")
 
 

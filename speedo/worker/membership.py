@@ -74,7 +74,7 @@ class Membership:
             self._formed = team.formed
         self._patience_s = min(team.patience_s, LEAST_PATIENCE_S + 3.0 * self.round_s)
         if self.exchange is not None:
-            self.exchange.patience_s = self._patience_s
+            self.exchange.wait_for(self._patience_s)
         members = tuple(team.members[one] for one in self.here)
         return self._gathering.gather(
             replace(team, members=members, spread=()), size(len(self.here))

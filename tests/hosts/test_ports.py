@@ -14,7 +14,14 @@ import pytest
 from speedo.actors.join.find_master import wait_for_master
 from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
-from speedo.actors.ray_node.ports import BLOCK, master_ports, member_ports, redis_port, resolved
+from speedo.actors.ray_node.ports import (
+    BLOCK,
+    master_ports,
+    member_ports,
+    redis_port,
+    resolved,
+    ring_ports,
+)
 from speedo.errors import ClusterError
 from speedo.run.config.run_config import make_config
 from speedo.study.doctor import Request
@@ -42,7 +49,8 @@ def test_a_master_beyond_loopback_has_a_port_for_everything_in_one_block() -> No
     with master_ports(address(), BASE) as ports:
         services = [ports.gcs, ports.node_manager, ports.object_manager]
         assert services == [BASE, BASE + 1, BASE + 2]
-        assert ports.processes == (*range(BASE + 10, BASE + BLOCK - 4),)
+        assert ports.processes == (*range(BASE + 18, BASE + BLOCK - 4),)
+        assert ring_ports(BASE) == (*range(BASE + 10, BASE + 18),)
         assert sorted(ports.agents.values()) == [*range(BASE + BLOCK - 4, BASE + BLOCK)]
     assert redis_port(address(), BASE) == BASE + 9
 
@@ -63,7 +71,7 @@ def test_a_taken_service_port_is_named_and_a_taken_process_port_left_out(
     with socket.create_server((address(), BASE + 44)), master_ports(address(), BASE) as ports:
         assert ports.processes is not None
         assert BASE + 44 not in ports.processes
-        assert len(ports.processes) == 85
+        assert len(ports.processes) == 77
     with (
         socket.create_server((address(), BASE)),
         pytest.raises(ClusterError, match=f"{BASE} cannot be served .* give another --port"),
@@ -81,8 +89,8 @@ def test_only_the_port_that_workers_know_must_be_free(monkeypatch: pytest.Monkey
         master_ports(address(), BASE) as ports,
     ):
         services = [ports.gcs, ports.node_manager, ports.object_manager]
-        assert services == [BASE, BASE + 10, BASE + 11]
-        assert ports.processes == (*range(BASE + 12, BASE + BLOCK - 4),)
+        assert services == [BASE, BASE + 18, BASE + 19]
+        assert ports.processes == (*range(BASE + 20, BASE + BLOCK - 4),)
 
 
 def test_a_port_that_a_killed_node_still_holds_is_waited_for() -> None:
@@ -94,11 +102,11 @@ def test_a_port_that_a_killed_node_still_holds_is_waited_for() -> None:
 
 def test_a_process_that_outlives_a_killed_node_is_in_nobodys_way() -> None:
     with (
-        socket.create_server((address(), BASE + 10)),
+        socket.create_server((address(), BASE + 18)),
         member_ports(address(), BASE) as ports,
     ):
         assert ports.processes is not None
-        assert (ports.node_manager, ports.processes[0]) == (BASE + 1, BASE + 11)
+        assert (ports.node_manager, ports.processes[0]) == (BASE + 1, BASE + 19)
 
 
 def test_two_commands_never_share_a_block() -> None:

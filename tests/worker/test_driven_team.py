@@ -15,6 +15,7 @@ import pytest
 
 from speedo.errors import NotFiniteError, TeamBrokenError
 from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.host_links import Rendezvous
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.vector import Vector, as_bytes, header_for
@@ -93,7 +94,8 @@ class Members:
         def reach(team: Team) -> HostExchange:
             leaders = [team.workers[ranks[0]] for ranks in team.spread]
             store, own = SharedMemoryStore(self.folder / "store"), leaders.index(worker)
-            return HostExchange(store, "run", f"team{team.formed}", leaders, own, 20.0, str)
+            at = Rendezvous(store, "run", f"team{team.formed}", "127.0.0.1")
+            return HostExchange(at, leaders, own, 20.0, str)
 
         membership = Membership(worker, meeting, reach)
         self.teams[worker] = DrivenTeam(one, membership, self.optimizers[worker])

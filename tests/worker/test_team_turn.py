@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import SpeedoError
 from speedo.exchange.channel import refusal
 from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.host_links import Rendezvous
 from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Vector, as_bytes, header_for
@@ -153,7 +155,8 @@ class InProcesses:
             leaders = [team.workers[ranks[0]] for ranks in team.spread]
             store = SharedMemoryStore(self.folder / "store")
             own = leaders.index(worker)
-            return HostExchange(store, "run", f"team{team.formed}", leaders, own, 20.0, str)
+            at = Rendezvous(store, "run", f"team{team.formed}", "127.0.0.1")
+            return HostExchange(at, leaders, own, 20.0, str)
 
         meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, 1)
         return TeamMember(self.members.workers[worker], Membership(worker, meeting, reach))
@@ -187,18 +190,23 @@ def processes(tmp_path: Path) -> Iterator[Callable[[Members, int], InProcesses]]
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
-def test_processes_make_the_bits_that_the_simulator_makes(
+def test_processes_make_the_same_bits_on_all_hosts_and_those_of_the_simulator(
     processes: Callable[[Members, int], InProcesses], hosts: int
 ) -> None:
-    """In two turns of one gathering, of which the second begins from what the first has made."""
-    simulated, real = Members(1, 2, 3, 4, 5), Members(1, 2, 3, 4, 5)
-    simulated.train(5, Kind.WEIGHTS, hosts=hosts)
-    teams = processes(real, hosts)
-    commands = real.commands(5, Kind.WEIGHTS, hosts=hosts)
+    """In two turns of one gathering, of which the second begins from what the first has made.
+
+    The simulator sums in the order of the hosts, the ring begins each piece at another host: of two hosts no bit is
+    another.
+    """
+    members = Members(1, 2, 3, 4, 5)
+    made: list[bytes] = []
+    for worker in members.workers.values():
+        worker.made_in_team = partial(note_center, worker, made)  # type: ignore[method-assign]
+    teams = processes(members, hosts)
+    commands = members.commands(5, Kind.WEIGHTS, hosts=hosts)
     answers = teams.turn(commands)
-    assert all(isinstance(answer, Trained) for answer in answers.values())
-    assert real.published(Kind.WEIGHTS).tobytes() == simulated.published(Kind.WEIGHTS).tobytes()
-    real.store.delete(keys.center("run", 3))  # nobody fetches it
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    members.store.delete(keys.center("run", 3))  # nobody fetches it
     commands = {
         worker: replace(one, ticket=one.ticket + 50, version=4, own=OwnResults(one.ticket))
         for worker, one in commands.items()
@@ -206,9 +214,16 @@ def test_processes_make_the_bits_that_the_simulator_makes(
     answers = teams.turn(commands)
     assert all(isinstance(answer, Trained) for answer in answers.values()), answers
     assert sorted(teams.calls) == [f"reach {host}" for host in range(hosts) if hosts > 1]
-    whole = Members(1, 2, 3, 4, 5)
-    whole.train(10, Kind.WEIGHTS, hosts=hosts)
-    assert real.published(Kind.WEIGHTS, 100).tobytes() == whole.published(Kind.WEIGHTS).tobytes()
+    assert [made.count(one) for one in dict.fromkeys(made)] == [5, 5]
+    simulated = Members(1, 2, 3, 4, 5)
+    simulated.train(10, Kind.WEIGHTS, hosts=hosts)
+    found, expected = members.published(Kind.WEIGHTS, 100), simulated.published(Kind.WEIGHTS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0 if hosts < 3 else 1e-6)
+
+
+def note_center(worker: Worker, made: list[bytes], command: Train, center: Vector) -> None:
+    made.append(center.tobytes())
+    Worker.made_in_team(worker, command, center)
 
 
 def test_a_center_of_which_the_team_made_another_is_fetched(

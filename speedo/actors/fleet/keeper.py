@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from speedo.actors.fleet.seats import Seat
 from speedo.actors.host_manager import check_records
 from speedo.actors.join.host_link import Failed, HostLink, Over, Stopped
-from speedo.actors.ray_node.ports import server_port
+from speedo.actors.ray_node.ports import ring_ports, server_port
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
 from speedo.data.roots import default_data_root
@@ -139,7 +139,8 @@ class NodeKeeper:
             settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
             offer = None if self._link is None else self._link.offer
             if offer is not None:
-                settings = replace(settings, cores=offer.core_options(settings.cores))
+                cores, ports = offer.core_options(settings.cores), ring_ports(offer.block)
+                settings = replace(settings, cores=cores, ring_ports=ports)
                 if isinstance(settings.spec, ScriptJob):
                     settings = replace(settings, spec=offer.work(settings.spec))
                 else:

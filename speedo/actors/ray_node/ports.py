@@ -23,7 +23,8 @@ _SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager
 _CLAIM: Final = 8  # bound on loopback, never listened at: the process that holds it owns the block
 _REDIS: Final = 9
 _SERVERS: Final = range(3, 8)  # the same of the servers of the center
-_PROCESSES: Final = range(10, BLOCK)
+_RING: Final = range(10, 18)  # workers, for those of other hosts, while they connect
+_PROCESSES: Final = range(_RING.stop, BLOCK)
 AGENT: Final = "dashboard-agent-listen-port"  # that which Ray does not choose by itself
 _AGENTS: Final = (
     AGENT,
@@ -66,6 +67,11 @@ def server_port(address: str, base: int) -> int | None:
         f"the ports {base + _SERVERS[0]} to {base + _SERVERS[-1]} are taken on this machine: stop what listens there, "
         f"or give fewer --servers, for a host has at most {len(_SERVERS)}"
     )
+
+
+def ring_ports(base: int) -> tuple[int, ...]:
+    """Where workers of this block listen for those of other hosts; empty for any free port."""
+    return tuple(base + offset for offset in _RING) if base else ()
 
 
 @contextmanager

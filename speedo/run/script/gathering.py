@@ -1,4 +1,4 @@
-"""How the workers of a run find each other: those of a host in its memory, hosts through the store."""
+"""How the workers of a run find each other: those of a host in its memory, hosts by their addresses in the store."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
     def exchange(own: int) -> HostExchange:
         leaders = [workers[ranks[0]] for ranks in hosts]
         name = f"group{group.number}"
-        return between_hosts(settings, start.place, leaders, name, gone, patience_s, retries=True)
+        return between_hosts(settings, start.place, leaders, name, gone, patience_s)
 
     return gathered(
         SpreadCollective(

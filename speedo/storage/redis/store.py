@@ -154,6 +154,12 @@ class RedisStore:
         with self._talk("ping") as stream:
             stream.ask(b"PING")
 
+    def own_address(self) -> str:
+        """The address of this machine on the way to the server; loopback's, by a unix socket."""
+        self.ping()
+        place = self._connection._sock.getsockname()
+        return "127.0.0.1" if isinstance(place, str | bytes) else str(place[0])
+
     def close(self) -> None:
         """See `Store.close`."""
         self._drop()

@@ -1,0 +1,409 @@
+"""One call of the leaders of hosts around their ring: what is said, and the pieces of a vector.
+
+Every call begins with what each leader says: the call's words, and the rows that it brings. That goes around the ring,
+so all know that all have called the same. A vector goes in pieces, whose bounds and owners follow from its size alone.
+A piece begins at the leader after its owner; each leader on the way adds its own values; the owner, which is the last,
+has the sum, and it goes around once more. So the order of a sum depends on nothing but the place in the vector, all
+hosts have the same bits, and each link carries 2 (n - 1) / n of the vector. Pieces do not wait for each other: each
+goes on once it has come and is ready here, and what is on its way goes before what begins.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from speedo.errors import ConfigError, TeamBrokenError
+from speedo.exchange.collective import SAME_CALLS, Array
+from speedo.exchange.host_links import HostLinks
+
+PIECE: Final = 1 << 18  # bytes at most
+EACH: Final = 4  # pieces that begin at each leader, if they are not too small: else little overlaps
+LEAST_PIECE: Final = 1 << 15
+LOOK_EVERY_S: Final = 0.5  # for members that are gone; who waits says so to the next as often
+GRACE_S: Final = 1.0  # in which those who know better say who is slow
+SLOWEST_BYTES_PER_S: Final = 4e6  # a third of 100 Mbit/s
+MOST_WORDS: Final = 4000  # bytes
+HEADER: Final = struct.Struct("<BBHIQ")  # what it is, asks, host, piece or length of words, bytes
+SAYS, PART, WHOLE, WAITS = range(1, 5)
+_NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_NOTHING: Final = memoryview(b"")
+
+
+class Call:
+    """One call of leader `own` of `hosts`.
+
+    Without `combine`, `flat` is filled with that of `root`. `rows` are what each host brings, by host. `ready` gets the
+    ranges of `flat` whose values are final here, in any order, each once. `lacks` counts those of each piece that are
+    not ready; a piece is `given` once this host has added its values, and `done` once the result is here.
+    """
+
+    def __init__(
+        self,
+        words: str,
+        asks: bool,
+        own: int,
+        hosts: int,
+        flat: Array | None = None,
+        combine: np.ufunc | None = None,
+        root: int = 0,
+        rows: Sequence[Array] = (),
+    ) -> None:
+        self.words = words.encode()[:MOST_WORDS]
+        self.asks = self.regroups = asks
+        self.own, self.hosts, self.next = own, hosts, (own + 1) % hosts
+        self.rows = [bytes_of(one) for one in rows] or [_NOTHING] * hosts
+        self.flat = np.empty(0, np.uint8) if flat is None else flat
+        self.combine, self._root = combine, root
+        self.bounds = bounds_of(self.flat.size, self.flat.itemsize, hosts)
+        brings = combine is not None or own == root
+        lengths = [stop - start for start, stop in pairwise(self.bounds)]
+        self.pieces = [piece for piece, length in enumerate(lengths) if length]
+        self.lacks = lengths if brings else [0] * len(lengths)
+        self.given, self.done = bytearray(len(lengths)), bytearray(len(lengths))
+        self.ready: deque[tuple[int, int]] = deque()
+        self.alarm = (
+            -1
+        )  # an eventfd that is written to when something is ready, or there is a problem
+        self.problem: BaseException | None = None
+        self.changed: threading.Condition | None = None  # notified when a piece is done
+        sums = [piece for piece in self.pieces if combine is not None]
+        self.to_hear = hosts - 1  # who says what they call
+        self.to_read = sum(own != self.begins(piece) for piece in sums)
+        self.to_read += sum(own != self.owner(piece) for piece in self.pieces)
+        self.to_send = hosts - 1 + sum(own != self.owner(piece) for piece in sums)
+        self.to_send += sum(self.next != self.owner(piece) for piece in self.pieces)
+
+    def owner(self, piece: int) -> int:
+        """The leader that has the result first."""
+        return self._root if self.combine is None else piece % self.hosts
+
+    def begins(self, piece: int) -> int:
+        """The leader whose values come first in the sum."""
+        return (piece + 1) % self.hosts
+
+    def part(self, piece: int) -> Array:
+        return self.flat[self.bounds[piece] : self.bounds[piece + 1]]
+
+    def pieces_of(self, start: int, stop: int) -> list[int]:
+        """Those that have some of these values."""
+        if start >= stop:
+            return []
+        near = range(bisect_right(self.bounds, start) - 1, bisect_right(self.bounds, stop - 1))
+        return [piece for piece in near if len(self.part(piece))]
+
+    def link_bytes(self) -> int:
+        """About what a link carries."""
+        return 2 * self.flat.nbytes + sum(map(len, self.rows))
+
+
+def bounds_of(size: int, itemsize: int, hosts: int) -> list[int]:
+    """Where the pieces of a vector begin, and its end: a multiple of `hosts` pieces, of which some may be empty."""
+    nbytes = size * itemsize
+    pieces = max(1, -(-nbytes // PIECE), min(EACH * hosts, nbytes // LEAST_PIECE))
+    count = -(-pieces // hosts) * hosts if size else 0
+    return [size * piece // count for piece in range(count + 1)] if count else [0]
+
+
+class HostRing:
+    """The ends of one leader: the socket `prior`, from which it reads, and `after`, to which it writes.
+
+    For one thread at a time. Raises `TeamBrokenError` if another leader does not do its part, `ConfigError` if it calls
+    something else; then the ring is of no more use.
+    """
+
+    def __init__(
+        self,
+        links: HostLinks,
+        prior: socket.socket,
+        after: socket.socket,
+        leaders: Sequence[int],
+        patience_s: float,
+    ) -> None:
+        self._links, self._leaders, self._patience_s = links, leaders, patience_s
+        self._prior, self._after = prior, after
+        self._is_plain = not isinstance(after, ssl.SSLSocket)
+        self._after_is_over = False
+        self._header = bytearray(HEADER.size)
+        self._call = Call("", asks=False, own=0, hosts=1)
+        self._onward: deque[list[memoryview]] = deque()  # what has come, and is passed on
+        self._begun: deque[list[memoryview]] = deque()  # what begins here
+        self._sending: list[memoryview] = []
+        self._counts = True  # whether that is one of what the call has to send
+        self._held: dict[int, Array] = {}  # parts of pieces that are not ready here
+        self._spare: list[Array] = []
+        self._heard = self._since = self._looked = 0.0
+
+    def put_through(self, call: Call, gone: Callable[[], str]) -> None:
+        """Take part in this call to its end. `gone` is asked now and then which member is gone."""
+        self._call = call
+        self._spare = [one for one in self._spare if one.dtype == call.flat.dtype]
+        self._heard = self._since = self._looked = time.monotonic()
+        if self._after_is_over:
+            self._lost(self._links.next)
+        self._pass_on(SAYS, call.own, len(call.words), memoryview(call.words), call.rows[call.own])
+        reading = self._read_call()
+        into = next(reading, None)
+        while call.to_hear or call.to_read or call.to_send:
+            if call.problem is not None:
+                raise call.problem
+            while call.ready:
+                self._became_ready(*call.ready.popleft())
+            moved = self._write()
+            if into is not None and (count := self._read(into)):
+                moved = True
+                into = into[count:] or next(reading, None)
+            if not moved:
+                self._wait(into is not None, gone)
+        self._call = Call(
+            "", asks=False, own=0, hosts=1
+        )  # nothing of the vector is held any longer
+
+    # ------------------------------------------------------------ what comes
+
+    def _read_call(self) -> Iterator[memoryview]:
+        """Yields what is to be filled next, until all of the call has come."""
+        call, header = self._call, memoryview(self._header)
+        room = PIECE // call.flat.itemsize + 1
+        while call.to_hear or call.to_read:
+            yield header
+            what, asks, host, number, length = HEADER.unpack(header)
+            if what == SAYS and call.to_hear and host == self._awaited and number <= MOST_WORDS:
+                words = memoryview(bytearray(number))
+                if number:
+                    yield words
+                self._require_same(host, bytes(words))
+                rows = call.rows[host]
+                if length != len(rows):
+                    self._is_damaged()
+                if length:
+                    yield rows
+                call.to_hear -= 1
+                call.regroups |= bool(asks)
+                if host != call.next:
+                    self._pass_on(SAYS, host, number, words, rows, asks=asks)
+            elif (
+                what in (PART, WHOLE)
+                and number < len(call.given)
+                and self._fits(what, number, length)
+            ):
+                if what == WHOLE:
+                    yield bytes_of(call.part(number))
+                    self._is_done(number)
+                else:
+                    part = self._spare.pop() if self._spare else np.empty(room, call.flat.dtype)
+                    yield bytes_of(part)[:length]
+                    self._held[number] = part
+                    if not call.lacks[number]:
+                        self._give(number)
+                call.to_read -= 1
+            elif what != WAITS:
+                self._is_damaged()
+
+    @property
+    def _awaited(self) -> int:
+        """The next one of whom it is to be heard; the leader before is the first."""
+        call = self._call
+        return (call.own - (call.hosts - call.to_hear)) % call.hosts
+
+    def _fits(self, what: int, piece: int, nbytes: int) -> bool:
+        """Whether this message can be the next of the piece."""
+        call = self._call
+        is_early = call.to_hear == call.hosts - 1
+        if is_early or not nbytes or nbytes != call.part(piece).nbytes or call.done[piece]:
+            return False
+        if what == WHOLE:
+            return bool(call.given[piece] or call.combine is None) and call.own != call.owner(piece)
+        begins = call.combine is None or call.own == call.begins(piece)
+        return not (begins or call.given[piece] or piece in self._held)
+
+    def _require_same(self, host: int, words: bytes) -> None:
+        call = self._call
+        if words != call.words:
+            ours, theirs = (one.decode(errors="replace") for one in (call.words, words))
+            raise ConfigError(
+                f"worker {self._leaders[host]} calls {theirs}, worker {self._leaders[call.own]} calls {ours}: "
+                f"{SAME_CALLS}"
+            )
+
+    def _is_damaged(self) -> NoReturn:
+        raise TeamBrokenError(
+            f"what comes from worker {self._leaders[self._links.prior]} is damaged"
+        )
+
+    # ------------------------------------------------------------ what goes on
+
+    def _became_ready(self, start: int, stop: int) -> None:
+        call = self._call
+        for piece in call.pieces_of(start, stop):
+            low, high = call.bounds[piece], call.bounds[piece + 1]
+            call.lacks[piece] -= max(0, min(stop, high) - max(start, low))
+            if not call.lacks[piece]:
+                self._give(piece)
+        self._since = time.monotonic()
+
+    def _give(self, piece: int) -> None:
+        """Add this host's values to what has come; the piece goes on."""
+        call, own = self._call, self._call.part(piece)
+        if call.combine is None:
+            if call.own == call.owner(piece):
+                self._is_done(piece)
+            return
+        begins = call.own == call.begins(piece)
+        if not begins:
+            came = self._held.pop(piece, None)
+            if came is None:
+                return
+            call.combine(came[: len(own)], own, out=own)
+            self._spare.append(came)
+        call.given[piece] = 1
+        if call.own == call.owner(piece):
+            self._is_done(piece)
+        else:
+            self._pass_on(PART, call.own, piece, bytes_of(own), later=begins)
+
+    def _is_done(self, piece: int) -> None:
+        call = self._call
+        call.done[piece] = 1
+        if call.next != call.owner(piece):
+            later = call.combine is None
+            self._pass_on(WHOLE, call.own, piece, bytes_of(call.part(piece)), later=later)
+        if call.changed is not None:
+            with call.changed:
+                call.changed.notify_all()
+
+    def _pass_on(
+        self,
+        what: int,
+        host: int,
+        number: int,
+        *bodies: memoryview,
+        asks: int | None = None,
+        later: bool = False,
+    ) -> None:
+        asks = self._call.asks if asks is None else asks
+        length = len(bodies[-1])
+        header = memoryview(HEADER.pack(what, asks, host, number, length))
+        queue = self._begun if later else self._onward
+        queue.append([one for one in (header, *bodies) if len(one)])
+
+    # ------------------------------------------------------------ both ends
+
+    def _read(self, into: memoryview) -> int:
+        try:
+            count = self._prior.recv_into(into)
+        except _NOT_NOW:
+            return 0
+        except OSError:
+            count = 0
+        if not count:
+            self._lost(self._links.prior)
+        self._heard = time.monotonic()
+        return count
+
+    def _write(self) -> bool:
+        if not self._sending:
+            queue = self._onward or self._begun
+            if not queue:
+                return False
+            self._sending, self._counts = queue.popleft(), True
+        views = self._sending
+        try:
+            count = self._after.sendmsg(views) if self._is_plain else self._after.send(views[0])
+        except _NOT_NOW:
+            return False
+        except OSError:
+            self._next_is_over()
+            return False
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if views:
+            views[0] = views[0][count:]
+        else:
+            self._call.to_send -= self._counts
+        return True
+
+    def _wait(self, reads: bool, gone: Callable[[], str]) -> None:
+        """Return once one of the ends may be ready. Raises if it takes too long."""
+        ready = select.poll()
+        if reads:
+            ready.register(self._prior, select.POLLIN)
+        if not self._after_is_over:
+            ready.register(self._after, select.POLLIN | (select.POLLOUT if self._sending else 0))
+        if self._call.alarm >= 0:
+            ready.register(self._call.alarm, select.POLLIN)
+        tick = min(LOOK_EVERY_S, self._patience_s / 4)
+        for number, _ in ready.poll(1000 * tick):
+            if number == self._call.alarm:
+                os.eventfd_read(number)
+            elif number == self._after.fileno():
+                self._look_after()
+        now = time.monotonic()
+        if now - self._looked < tick:
+            return
+        self._looked = now
+        if why := gone():
+            raise TeamBrokenError(why)
+        self._require_pace(now, reads=reads)
+        if not (self._sending or self._after_is_over):
+            self._sending = [memoryview(HEADER.pack(WAITS, 0, 0, 0, 0))]
+            self._counts = False
+
+    def _require_pace(self, now: float, *, reads: bool) -> None:
+        """Raise if somebody lets this call wait for too long: one that says nothing, else one that is slow."""
+        call, patience_s = self._call, self._patience_s
+        if reads and now - self._heard > patience_s:
+            self._is_late(self._links.prior)
+        if any(call.lacks):
+            self._since = now
+        limit = self._since + patience_s + call.link_bytes() / SLOWEST_BYTES_PER_S
+        if now > limit and self._sending:
+            self._is_late(self._links.next)
+        if now > limit + GRACE_S:
+            self._is_late(self._awaited if call.to_hear else self._links.prior)
+
+    def _is_late(self, host: int) -> NoReturn:
+        came = "does not go on" if not self._call.to_hear else "does not come"
+        raise TeamBrokenError(f"worker {self._leaders[host]} {came} within {self._patience_s:g} s")
+
+    def _look_after(self) -> None:
+        """Nothing ever comes from the leader after this one, but the end."""
+        with suppress(*_NOT_NOW):
+            try:
+                if self._after.recv(1):
+                    raise TeamBrokenError(
+                        f"worker {self._leaders[self._links.next]} answers, unasked"
+                    )
+            except _NOT_NOW:
+                return
+            except OSError:
+                pass
+            self._next_is_over()
+
+    def _next_is_over(self) -> None:
+        """The leader after this one may leave once it has all of this call."""
+        self._after_is_over, self._sending = True, []
+        if self._call.to_send:
+            self._lost(self._links.next)
+
+    def _lost(self, host: int) -> NoReturn:
+        self._links.why(host)
+        raise TeamBrokenError(f"worker {self._leaders[host]} has ended its connection")
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """The memory of a contiguous array."""
+    return memoryview(array.data).cast("B") if array.nbytes else _NOTHING
