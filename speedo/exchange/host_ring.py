@@ -133,7 +133,7 @@ class HostRing:
         leaders: Sequence[int],
         patience_s: float,
     ) -> None:
-        self._links, self._leaders, self._patience_s = links, leaders, patience_s
+        self._links, self._leaders, self.patience_s = links, leaders, patience_s
         self._prior, self._after = prior, after
         self._is_plain = not isinstance(after, ssl.SSLSocket)
         self._after_is_over = False
@@ -345,7 +345,7 @@ class HostRing:
             ready.register(self._after, select.POLLIN | (select.POLLOUT if self._sending else 0))
         if self._call.alarm >= 0:
             ready.register(self._call.alarm, select.POLLIN)
-        tick = min(LOOK_EVERY_S, self._patience_s / 4)
+        tick = min(LOOK_EVERY_S, self.patience_s / 4)
         for number, _ in ready.poll(1000 * tick):
             if number == self._call.alarm:
                 os.eventfd_read(number)
@@ -364,7 +364,7 @@ class HostRing:
 
     def _require_pace(self, now: float, *, reads: bool) -> None:
         """Raise if somebody lets this call wait for too long: one that says nothing, else one that is slow."""
-        call, patience_s = self._call, self._patience_s
+        call, patience_s = self._call, self.patience_s
         if reads and now - self._heard > patience_s:
             self._is_late(self._links.prior)
         if any(call.lacks):
@@ -377,7 +377,7 @@ class HostRing:
 
     def _is_late(self, host: int) -> NoReturn:
         came = "does not go on" if not self._call.to_hear else "does not come"
-        raise TeamBrokenError(f"worker {self._leaders[host]} {came} within {self._patience_s:g} s")
+        raise TeamBrokenError(f"worker {self._leaders[host]} {came} within {self.patience_s:g} s")
 
     def _look_after(self) -> None:
         """Nothing ever comes from the leader after this one, but the end."""
