@@ -48,8 +48,9 @@ class Joined:
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
-    memory that it shares with others of its host, to sum with them as a team. Empty: it can be in no team.
-    A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint, as a sentence.
+    memory that it shares with others of its host, to sum with them as a team. Empty: it can be in no team. One that is
+    `near` is on the master's machine. A simulated worker runs nowhere. `lost` is what it could not restore of a
+    checkpoint, as a sentence.
     """
 
     worker: int
@@ -59,6 +60,7 @@ class Joined:
     meets: str = ""
     runs_at: RunsAt | None = None
     lost: str = ""
+    near: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ Event = (
 class OwnResults:
     """What became of a worker's own results before its turn, by their tickets; 0 is none.
 
-    `merged` is the one whose merge made the turn's center. `pending` is on its way and not in this center: the worker
+    `merged` is the one whose merge made the turn's center; with elastic averaging, and in a team that carries its own
+    center on. `pending` is on its way and not in this center: the worker
     was given the turn before that result was merged. `rate` is the factor by which the master will merge it.
     """
 
@@ -376,6 +379,14 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamGivenUp:
+    """These workers cannot work as one team, for the last of several reasons, and do not try again in this run."""
+
+    workers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Command to the tester: score this version."""
 
@@ -427,7 +438,7 @@ class Finish:
 AT_MAX_ITER: Final = "reached max_iter"
 
 Command = Train | Evaluate | SaveState
-Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | Finish
+Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
 
 # ---------------------------------------------------------------- between coordinator and strategy
 

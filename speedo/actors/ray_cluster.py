@@ -111,7 +111,7 @@ class RayCluster:
             self._hang_up(worker, incarnation)
             return
         depth = 2 if ready.overlaps else 1
-        there = (depth, ready.meets, ready.runs_at, ready.lost)
+        there = (depth, ready.meets, ready.runs_at, ready.lost, ready.near)
         self._events.put(Joined(worker, incarnation, ready.samples_per_step, *there))
 
     def live(self) -> list[tuple[int, int]]:

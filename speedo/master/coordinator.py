@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speedo.master.reasons import ALL_DONE
+from speedo.master.reasons import ALL_DONE, team_given_up
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, crossed, drop_of
@@ -54,6 +54,7 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
+    TeamGivenUp,
     Tested,
     Trained,
 )
@@ -87,6 +88,11 @@ class Coordinator(TurnBook):
         """How many workers must be there; not those whose work is done."""
         needed = self.plan.min_workers if self._started else self.plan.workers
         return max(1, needed - sum(self._left.values()))
+
+    @property
+    def broken_off(self) -> set[int]:
+        """Workers that still have to answer for a stretch that is void."""
+        return {worker for team in self._teams.values() for worker in team.owing}
 
     # ------------------------------------------------------------ events
 
@@ -134,9 +140,9 @@ class Coordinator(TurnBook):
             self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
         self._left.pop(event.worker, None)
         self._aside.pop(event.worker, None)
-        unit = self._unit_for(event)
+        unit = self._unit_for(event.worker, event.meets, event.depth)
         self.members[event.worker] = Member(
-            event.incarnation, event.samples_per_step, event.depth, unit, meets=event.meets
+            event.incarnation, event.samples_per_step, event.depth, unit, event.meets, event.near
         )
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
@@ -184,7 +190,8 @@ class Coordinator(TurnBook):
         team.remove(worker)
         if team.stretch is not None and worker in team.stretch.workers:
             team.stretch.owing.discard(worker)
-            self._void(team.stretch, f"its team lost worker {worker}: {cause}", actions)
+            why = f"its team lost worker {worker}: {cause}"
+            self._void(team.stretch, why, actions, could_meet=True)
         elif team.joined and not team.members:
             self._dissolve(team, actions)
 
@@ -302,7 +309,9 @@ class Coordinator(TurnBook):
 
     # ------------------------------------------------------------ teams
 
-    def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
+    def _void(
+        self, stretch: Stretch, why: str, actions: list[Action], *, could_meet: bool = False
+    ) -> None:
         """None of its results counts. Its team forms again once all members have answered."""
         stretch.void = why
         self._test_what_it_came_to(stretch, actions)
@@ -310,7 +319,10 @@ class Coordinator(TurnBook):
         for part in stretch.parts:
             actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
         team.stretch, team.owing = None, set(stretch.owing)
-        team.broken += 1
+        team.broken += not (could_meet or self.finished)
+        if team.is_given_up and not could_meet:
+            why = team_given_up(stretch.workers, why, spans=team.spans)
+            actions.append(TeamGivenUp(stretch.workers, why))
         self._dissolve(team, actions)
 
     def _test_what_it_came_to(self, stretch: Stretch, actions: list[Action]) -> None:

@@ -252,6 +252,7 @@ class Driver:
         if isinstance(event, (Joined, Left, Trained, Refused, Pause)):
             self._turns.heard(event, self.clock())
             self._release(self._turns.settle(event.worker, self.clock()))
+            self._turns.hurry(self.coordinator.broken_off, self.clock())
         if self._finish is None and not self.coordinator.members and self.all_trained():
             self._carry_out_all(self.coordinator.end(ALL_TRAINED))  # who died is not waited for
         if not more:

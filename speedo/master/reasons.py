@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 ALL_DONE: Final = "every script has ended"
@@ -27,6 +28,17 @@ def turn_overdue(waited_s: float) -> str:
 def pauses_too_long(waited_s: float) -> str:
     """Why a worker was evicted that took part in no turn, as in a test of its script."""
     return f"its script made no step and tested for {waited_s:.0f} s, the --timeout"
+
+
+def team_given_up(workers: Sequence[int], why: str, *, spans: bool) -> str:
+    """What becomes of a team that never came to a result; `spans`: over several hosts."""
+    text = f"workers {', '.join(map(str, workers))} cannot work as one team ({why})"
+    if not spans:
+        return f"{text}: each reports to the master from now on"
+    return (
+        f"{text}: from now on those of each host are a team, and the master merges, which is slower; let every host "
+        "connect to every other one, and start the run again with --resume"
+    )
 
 
 def silent_tester(waited_s: float) -> str:

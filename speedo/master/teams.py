@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,11 +60,12 @@ class Stretch:
 
 @dataclass(slots=True)
 class TeamUnit:
-    """The workers that can meet, as the one unit that the strategy knows; `meets` is the place of the first.
+    """The workers that can meet, as the one unit that the strategy knows.
 
-    `members` train in its next turn. `owing` still have to answer for a stretch that is void. `formed` names the
-    gathering whose connections they use, 0 if they have to connect again. `round_s` is what a round of the last stretch
-    took, in seconds. `broken` counts the stretches in a row that came to nothing.
+    `meets` is their place; empty if they are of all hosts. `members` train in its next turn. `owing` still have to
+    answer for a stretch that is void. `formed` names the gathering whose connections they use, 0 if they have to
+    connect again. A round of the last stretch took `round_s`, in seconds, and its report `report_s`; it `spans` several
+    hosts. `broken` counts the stretches in a row that came to nothing although all members were there.
     """
 
     meets: str
@@ -73,6 +75,8 @@ class TeamUnit:
     formed: int = 0
     stretch: Stretch | None = None
     round_s: float = 0.0
+    report_s: float = 0.0
+    spans: bool = False
     alone: TakeCenter | None = None
     broken: int = 0
 
@@ -97,4 +101,14 @@ class TeamUnit:
         self.stretch, self.broken = None, 0
         assert stretch.result is not None
         made = max(part.steps for part in stretch.parts)  # a member may have ended it
-        self.round_s = sum(stretch.result.timings.values()) / max(1, min(stretch.rounds, made))
+        timings = stretch.result.timings
+        self.report_s = timings.get("publish", 0.0)
+        self.round_s = (sum(timings.values()) - self.report_s) / max(1, min(stretch.rounds, made))
+
+
+def spread_of(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """`Team.spread` of members that are at these places."""
+    hosts: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        hosts.setdefault(place, []).append(rank)
+    return tuple(map(tuple, hosts.values())) if len(hosts) > 1 else ()

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from speedo.master.teams import Stretch, TeamUnit
+from speedo.master.teams import Stretch, TeamUnit, spread_of
 from speedo.messages import (
     NO_TUNING,
     Action,
     Drop,
-    Joined,
     Kind,
     OwnResults,
     Part,
@@ -30,6 +29,10 @@ from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
 
 MOST_ROUNDS: Final = 1000  # of a stretch
+REPORT_PART: Final = (
+    0.02  # of a stretch, at most, that its report takes; `MOST_STRETCH_S` permitting
+)
+MOST_STRETCH_S: Final = 30.0  # so much may be lost, for reports that take long
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,9 @@ class Plan:
     snapshot: int = 0
     teams: bool = False  # whether workers that can meet sum among themselves
     over_hosts: bool = False  # whether a team has the workers of all hosts, else those of one
-    stretch_s: float = 0.0  # seconds that a team may train between two reports
+    # Seconds that a team may train between two reports; if reports take long, up to the second number.
+    stretch_s: float = 0.0
+    most_stretch_s: float = MOST_STRETCH_S
     own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
 
     @property
@@ -93,6 +98,7 @@ class Member:
     depth: int = 1
     unit: int = 0  # what the strategy knows it by: itself, or its team
     meets: str = ""  # as in `Joined`
+    near: bool = False  # likewise
     turns: list[Turn] = field(default_factory=list)  # the oldest first
     latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0
@@ -104,13 +110,18 @@ class Member:
 
         A worker continues from its own weights right after its own merge, or ahead of it.
         """
-        merged = self.merged
         if rule.payload is Kind.WEIGHTS:
-            if merged is not None and merged.rule is rule and merged.version == version:
+            if (merged := self.made(rule, version)) is not None:
                 return merged.rate, merged.ticket
             if len(self.turns) > 1:
                 return 0.0, 0
         return None, 0
+
+    def made(self, rule: MergeRule, version: int) -> Merged | None:
+        """The merge of its latest result, if that made this version by this rule."""
+        merged = self.merged
+        is_it = merged is not None and merged.rule is rule and merged.version == version
+        return merged if is_it else None
 
     @property
     def has_room(self) -> bool:
@@ -232,14 +243,17 @@ class TurnBook:
 
     # ------------------------------------------------------------ turns
 
-    def _unit_for(self, event: Joined) -> int:
-        if not (self.plan.teams and event.meets and event.depth == 1):
-            return event.worker
+    def _unit_for(self, worker: int, meets: str, depth: int) -> int:
+        """Where those of all hosts cannot work together, those of one host may."""
+        if not (self.plan.teams and meets and depth == 1):
+            return worker
+        apart = any(team.spans and team.is_given_up for team in self._teams.values())
+        place = "" if self.plan.over_hosts and not apart else meets
         for unit, team in self._teams.items():
-            if self.plan.over_hosts or team.meets == event.meets:
-                return event.worker if team.is_given_up else unit
+            if team.meets == place:
+                return worker if team.is_given_up else unit
         unit = -1 - len(self._teams)
-        self._teams[unit] = TeamUnit(event.meets)
+        self._teams[unit] = TeamUnit(place)
         return unit
 
     def _end_turn(self, event: Trained, member: Member, turn: Turn, leader: int) -> Part:
@@ -271,7 +285,11 @@ class TurnBook:
         )
 
     def _workers_of(self, unit: int) -> tuple[int, ...]:
-        return tuple(sorted(self._teams[unit].members)) if unit in self._teams else (unit,)
+        """The leader first: one whose payload passes no link, if there is one."""
+        if unit not in self._teams:
+            return (unit,)
+        members = self._teams[unit].members
+        return tuple(sorted(members, key=lambda worker: (not self.members[worker].near, worker)))
 
     def _units_to_join(self) -> tuple[int, ...]:
         """Parked workers by themselves, and the teams that form of them.
@@ -286,8 +304,9 @@ class TurnBook:
             if team is not None and team.owing:
                 continue
             if team is not None and team.is_given_up:
-                unit = self.members[worker].unit = worker
-                team = None
+                member = self.members[worker]
+                unit = member.unit = self._unit_for(worker, member.meets, member.depth)
+                team = self._teams.get(unit)
             self._parked.discard(worker)
             if team is None or not team.joined:
                 units.append(unit)
@@ -305,7 +324,8 @@ class TurnBook:
             rule = team.alone = team.alone or TakeCenter(rule)
             change = self._length.next_change(self.iteration)
             work = steps * per_step
-            rounds = rounds_of(self.plan, self.iteration, left, work, team.round_s, change)
+            times = team.round_s, team.report_s
+            rounds = rounds_of(self.plan, self.iteration, left, work, *times, change)
         issued = []
         stretch = Stretch(unit, rule, workers, rounds)
         for worker in workers:
@@ -319,7 +339,8 @@ class TurnBook:
                 (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
                 for worker in workers
             )
-            spread = self._spread_of(workers)
+            spread = spread_of([self.members[worker].meets for worker in workers])
+            team.spans = bool(spread)
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
@@ -327,13 +348,6 @@ class TurnBook:
                 command = replace(command, stride=per_step)
             actions.append(command)
         return sum(turn.samples for _, turn in issued)
-
-    def _spread_of(self, workers: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """See `Team.spread`."""
-        hosts: dict[str, list[int]] = {}
-        for rank, worker in enumerate(workers):
-            hosts.setdefault(self.members[worker].meets, []).append(rank)
-        return tuple(map(tuple, hosts.values())) if len(hosts) > 1 else ()
 
     def _is_only(self, team: TeamUnit) -> bool:
         """Whether nobody else trains in this run."""
@@ -364,6 +378,8 @@ class TurnBook:
         rule, former = self.strategy.rule, member.turns[-2] if len(member.turns) > 1 else None
         ahead = sum(one.samples for one in member.turns[:-1])
         moving_rate, merged = member.catch_up(rule, self.version)
+        if isinstance(turn.rule, TakeCenter) and (made := member.made(turn.rule, self.version)):
+            merged = made.ticket
         carry_over, member.merged = member.merged is not None or former is not None, None
         own = (
             OwnResults(merged)
@@ -398,18 +414,22 @@ def rounds_of(
     left: int,
     samples: int,
     round_s: float,
+    report_s: float = 0.0,
     change: int | None = None,
 ) -> int:
     """How many rounds of this many `samples` a team that trains alone does before it reports; at least 1.
 
-    At most what fits into the plan's seconds, into the samples that are `left`, before the next test or snapshot, and
-    before the iteration at which turns `change` their length.
+    At most what fits into the plan's seconds, or into those of which its report is a small part, into the samples that
+    are `left`, before the next test or snapshot, and before the iteration at which turns `change` their length.
     1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
     """
     per_round, rest = divmod(samples, plan.batch)
     if rest or per_round == 0 or round_s <= 0.0:
         return 1
-    rounds = min(MOST_ROUNDS, int(plan.stretch_s / round_s), left // samples)
+    seconds = plan.stretch_s
+    if seconds:
+        seconds = max(seconds, min(plan.most_stretch_s, report_s / REPORT_PART))
+    rounds = min(MOST_ROUNDS, int(seconds / round_s), left // samples)
     for interval in (plan.test_interval, plan.snapshot):
         if interval:
             rounds = min(rounds, -(-(interval - iteration % interval) // per_round))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from speedo.master.reasons import pauses_too_long, turn_overdue
@@ -21,11 +21,12 @@ FEWEST_TURNS: Final = 5  # before this many are known the deadline is the user's
 class TurnUnderWay:
     """Its command, and when it began: when it was issued or, if issued ahead, when the turn before it ended.
 
-    Seconds of the driver's clock.
+    Seconds of the driver's clock. It `hurries` if its team is broken.
     """
 
     command: Train
     began: float
+    hurries: bool = False
 
 
 @dataclass
@@ -66,7 +67,16 @@ class TurnDeadlines:
 
     def add(self, command: Train, now: float) -> None:
         """This turn begins now."""
-        limit = now + self.limit(command.all_steps) * self._patience.get(command.worker, 1.0)
+        patience = self._patience.get(command.worker, 1.0)
+        self._push(now + self.limit(command.all_steps) * patience, command)
+
+    def hurry(self, command: Train, now: float) -> None:
+        """Its team is broken, so this turn ends with the round that its worker is at."""
+        if self._slow is not None:
+            limit = now + 3.0 * self._slow[1] * command.steps + HEARTBEAT_S
+            self._push(limit, command)
+
+    def _push(self, limit: float, command: Train) -> None:
         heapq.heappush(self._pending, (limit, command.worker, command.incarnation, command.ticket))
 
     def grant(self, turns: list[TurnUnderWay], now: float) -> None:
@@ -118,6 +128,14 @@ class TurnsUnderWay:
         turn = self.first(worker)
         if turn.command.ticket == ticket:
             self.deadlines.measure(turn, now)
+
+    def hurry(self, workers: Iterable[int], now: float) -> None:
+        """The teams of these are broken; their turns of them are not over."""
+        for worker in workers:
+            turns = self._turns.get(worker, [])
+            if turns and not turns[0].hurries:
+                turns[0] = replace(turns[0], hurries=True)
+                self.deadlines.hurry(turns[0].command, now)
 
     def heard(self, event: Event, now: float) -> None:
         """A script that pauses says so again within the user's timeout, or is overdue."""

@@ -30,6 +30,7 @@ from speedo.messages import (
     SetAside,
     Snapshotted,
     StoreTrouble,
+    TeamGivenUp,
     Tested,
     Trained,
 )
@@ -56,6 +57,7 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
         ("decision", "reason", "worker", "incarnation", "ticket", "staleness", "loss"),
     ),
     SetAside: ("set-aside", ("worker", "reason")),
+    TeamGivenUp: ("team-given-up", ("workers", "reason")),
     KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
     Finish: ("finish", ("complete", "reason")),
 }

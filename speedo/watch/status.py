@@ -23,6 +23,7 @@ from speedo.messages import (
     SetAside,
     Snapshotted,
     StoreTrouble,
+    TeamGivenUp,
     Tested,
     Testing,
     Train,
@@ -297,6 +298,8 @@ class StatusBoard:
             case SetAside():
                 line = self._lines.setdefault(action.worker, _Line())
                 line.state = f"gone: {action.reason}"
+            case TeamGivenUp():
+                self.notice(f"warning: {action.reason}")
             case Finish():
                 self.state, self.finishing = "testing the last version", True
             case _:

@@ -6,9 +6,10 @@ to the first members of the other hosts (`speedo.exchange.host_exchange`), and s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from speedo.exchange.collective import Array
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.vector import Vector
 from speedo.messages import Team
+
+LEAST_PATIENCE_S: Final = (
+    5.0  # for another member, besides three rounds: a stretch may have very many
+)
 
 
 class Gathering(Protocol):
@@ -65,7 +70,8 @@ class Membership:
     """The part of worker `worker`, for one thread.
 
     In its present team it has the place `rank`; those of the members of its host are `here`. `exchange` is that of the
-    first of them, if there are other hosts. `reach` makes it.
+    first of them, if there are other hosts; `reach` makes it. A round took `round_s` in the last turn of this
+    gathering.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Membership:
         self._worker, self._gathering, self._reach = worker, gathering, reach
         self.rank = 0
         self.here: tuple[int, ...] = (0,)
+        self.round_s = math.inf
         self.exchange: HostExchange | None = None
         self._formed, self._patience_s = 0, 0.0
 
@@ -83,14 +90,15 @@ class Membership:
         Connections of the same gathering are used again. Raises `TeamBrokenError`.
         """
         self.rank, self.here = team.workers.index(self._worker), here_of(team, self._worker)
-        self._patience_s = team.patience_s
         if team.formed != self._formed:
+            self.round_s = math.inf
             self._leave_hosts("")
             if team.spread and self.is_first:
                 self.exchange = self._reach(team)
             self._formed = team.formed
+        self._patience_s = min(team.patience_s, LEAST_PATIENCE_S + 3.0 * self.round_s)
         if self.exchange is not None:
-            self.exchange.wait_for(team.patience_s)
+            self.exchange.wait_for(self._patience_s)
         members = tuple(team.members[one] for one in self.here)
         return self._gathering.gather(
             replace(team, members=members, spread=()), size(len(self.here))
@@ -114,7 +122,7 @@ class Membership:
         """Do what a member needs; the sum that it begins. Raises `TeamBrokenError`."""
         if isinstance(wait, BeginSum):
             assert self.exchange is not None
-            return self.exchange.begin_all_reduce("sum of gradients", wait.vector)
+            return self.exchange.begin_all_reduce("sum", wait.vector)
         if wait is None:
             self.meet()
         elif isinstance(wait, np.ndarray):

@@ -51,6 +51,7 @@ class TeamMember:
         if command.team is None:
             return self._worker.turn(command)
         membership, size = self._membership, self._worker.engine.layout.size
+        began = self._worker.clock()
         try:
             everywhere = len(command.team.members)
             shared = membership.enter(
@@ -64,6 +65,7 @@ class TeamMember:
                     wait = rounds.send(begun)
                 except StopIteration as done:
                     trained: Trained = done.value
+                    membership.round_s = (self._worker.clock() - began) / command.team.rounds
                     return trained
                 begun = membership.wait_for(wait)
         except TeamBrokenError as error:
@@ -88,7 +90,7 @@ def team_rounds(
     seat = Seat(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
     goes_on = command.payload is Kind.WEIGHTS
     sums_gradients = goes_on and command.steps == 1 and team.rate == 1.0
-    own, center = memory.payloads[seat.place], memory.center
+    center = memory.center
     began = clock()
     memory.flags[seat.place] = 0
     if sums_gradients:
@@ -110,11 +112,12 @@ def team_rounds(
             round_ = _payload_round(seat, command, number)
         losses.append((yield from meeting.of(round_)))
         worker.samples += command.steps * engine.samples_per_step
+    if sums_gradients:
+        yield None  # all have used the mean gradient
+        if seat.place == 0:
+            engine.read_weights(center)
     summed = clock()
-    if worker.worker == team.leader:
-        if sums_gradients:
-            engine.read_weights(own)
-        worker.publish_for_team(command, own if sums_gradients else center)
+    worker.made_in_team(command, center)
     reached("worker-pushed")
     timings = {
         "fetch": fetched - began,

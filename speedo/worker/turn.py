@@ -183,6 +183,7 @@ class Worker(Participant):
     solver_state: tuple[int, int] = (0, 0)
     _tuning: Tuning = field(default=NO_TUNING, init=False)
     _done: int = field(default=0, init=False)  # steps of the present turn
+    _made: tuple[int, int] = field(default=(0, 0), init=False)  # see `fetch_center_for_team`
 
     @property
     def engine(self) -> Engine:
@@ -219,12 +220,23 @@ class Worker(Participant):
         return super().needs_center(command) and command.steps > 1
 
     def fetch_center_for_team(self, command: Train, out: Vector) -> None:
-        """Put the center of this turn into `out`, for all of the host."""
-        self.exchange.fetch_center(command.version, out, alone=True)
+        """Put the center of this turn into `out`, for all of the host.
 
-    def publish_for_team(self, command: Train, payload: Vector) -> None:
-        """Publish what the team has made, as this worker's payload of the turn."""
-        self._publish(command, payload)
+        If it is the one that the last turn of the same gathering has made, it is there already.
+        """
+        assert command.team is not None
+        made, self._made = self._made, (0, 0)
+        exact = self.compression == NO_COMPRESSION and not self.servers
+        if not (exact and made == (command.team.formed, command.own.merged)):
+            self.exchange.fetch_center(command.version, out, alone=True)
+
+    def made_in_team(self, command: Train, center: Vector) -> None:
+        """A turn of the team is over, and this is what it has made. The leader publishes it as its payload."""
+        assert command.team is not None
+        if self.worker == command.team.leader:
+            self._publish(command, center)
+        if command.payload is Kind.WEIGHTS:
+            self._made = command.team.formed, command.ticket
 
     def _compute(self, command: Train, payload: Vector) -> float:
         """Leaves the result in `payload`.

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
+from speedo.engines.base import Done, nobody
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import SpeedoError
+from speedo.exchange.channel import refusal
+from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.host_links import Rendezvous
+from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Vector, as_bytes, header_for
-from speedo.messages import Kind, Refused, Team, Train, Trained
+from speedo.messages import Kind, OwnResults, Refused, Team, Train, Trained
 from speedo.sgd_modes.rules import AverageDeltas, Contribution, mean_into
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
+from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.study.simulation.simulated_team import train_together
+from speedo.worker.membership import Membership
 from speedo.worker.team_memory import stretch_of
+from speedo.worker.team_turn import TeamMember
 from speedo.worker.turn import Worker
 
 SIZE = 40
@@ -45,9 +57,11 @@ class Members:
             self.center.size, rank=worker, count=count, batch=batch, momentum=0.9, noise=0.1
         )
 
-    def commands(self, rounds: int, kind: Kind, steps: int = 1) -> dict[int, Train]:
+    def commands(self, rounds: int, kind: Kind, steps: int = 1, hosts: int = 1) -> dict[int, Train]:
+        """Worker `w` is on host `w` modulo `hosts`."""
         members = tuple((worker, 1, batch) for worker, batch in enumerate(self.batches))
-        team = Team(50, members, rounds)
+        spread = tuple(tuple(range(host, len(members), hosts)) for host in range(hosts))
+        team = Team(50, members, rounds, patience_s=20.0, spread=spread if hosts > 1 else ())
         return {
             worker: Train(worker, 1, 50 + worker, 3, 10, steps, 1, kind, team=team)
             for worker in self.workers
@@ -60,23 +74,26 @@ class Members:
         steps: int = 1,
         stops: Mapping[int, int] = MappingProxyType({}),
         bad: tuple[int, ...] = (),
+        hosts: int = 1,
     ) -> dict[int, Trained | Refused]:
-        commands = self.commands(rounds, kind, steps)
+        commands = self.commands(rounds, kind, steps, hosts)
         team = commands[0].team
         assert team is not None
         return train_together(team, self.workers, commands, stops, bad)
 
-    def published(self, kind: Kind) -> Vector:
+    def published(self, kind: Kind, ticket: int = 50) -> Vector:
         layout = self.workers[0].engine.layout
         out = layout.zeros()
-        fetch_vector(self.store, keys.payload("run", 0, 50), layout, kind, out)
+        fetch_vector(self.store, keys.payload("run", 0, ticket), layout, kind, out)
         return out
 
-    def by_hand(self, rounds: int, steps: int = 1) -> Vector:
+    def by_hand(self, rounds: int, steps: int = 1, history: bytes = b"") -> Vector:
         """Synchronous SGD, round for round: one solver with the mean gradient, or the mean of the deltas."""
         engines = [self.engine(worker) for worker in self.workers]
         center, solver = self.center.copy(), self.engine(0)
         solver.load_weights(center)
+        if history:
+            solver.load_history(history)
         for number in range(rounds):
             payloads = []
             for engine, batch in zip(engines, self.batches, strict=True):
@@ -109,6 +126,198 @@ def test_rounds_of_a_team_are_those_of_synchronous_sgd(
     answers = members.train(5, Kind.WEIGHTS, steps)
     assert all(isinstance(answer, Trained) for answer in answers.values())
     assert members.published(Kind.WEIGHTS).tobytes() == members.by_hand(5, steps).tobytes()
+
+
+@pytest.mark.parametrize("batches", [(4, 4), (5, 3)])
+def test_two_hosts_with_a_worker_each_make_the_bits_of_one_host(batches: tuple[int, ...]) -> None:
+    members = Members(*batches)
+    members.train(5, Kind.WEIGHTS, hosts=2)
+    assert members.published(Kind.WEIGHTS).tobytes() == members.by_hand(5).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("batches", "hosts"),
+    [((4, 4, 4), 2), ((4, 4, 4), 3), ((1, 2, 3, 4, 5), 2), ((1, 2, 3, 4, 5), 3)],
+)
+def test_rounds_over_hosts_are_those_of_synchronous_sgd(
+    batches: tuple[int, ...], hosts: int
+) -> None:
+    members = Members(*batches)
+    answers = members.train(5, Kind.WEIGHTS, hosts=hosts)
+    assert all(isinstance(answer, Trained) for answer in answers.values())
+    assert [answer.has_payload for answer in answers.values()].count(True) == 1
+    found = members.published(Kind.WEIGHTS)
+    np.testing.assert_allclose(found, members.by_hand(5), rtol=0, atol=1e-6)
+
+
+class InProcesses:
+    """The same members, each in a thread of its own, over the meetings and exchanges of processes."""
+
+    def __init__(self, members: Members, folder: Path, hosts: int) -> None:
+        self.members, self.hosts, self.folder = members, hosts, folder
+        self.calls: list[str] = []
+        for one in ("store", *map(str, range(hosts))):
+            (folder / one).mkdir()
+        self.teams = {worker: self.team(worker) for worker in members.workers}
+
+    def team(self, worker: int) -> TeamMember:
+        def reach(team: Team) -> HostExchange:
+            self.calls.append(f"reach {worker}")
+            leaders = [team.workers[ranks[0]] for ranks in team.spread]
+            store = SharedMemoryStore(self.folder / "store")
+            own = leaders.index(worker)
+            at = Rendezvous(store, "run", f"team{team.formed}", "127.0.0.1")
+            return HostExchange(at, leaders, own, 20.0, str)
+
+        meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, 1)
+        return TeamMember(self.members.workers[worker], Membership(worker, meeting, reach))
+
+    def turn(self, commands: Mapping[int, Train]) -> dict[int, Trained | Refused]:
+        def one(worker: int) -> Trained | Refused:
+            try:
+                return self.teams[worker].turn(commands[worker])
+            except SpeedoError as error:
+                return refusal(commands[worker], error)
+
+        with ThreadPoolExecutor(len(commands)) as pool:
+            return dict(zip(commands, pool.map(one, commands), strict=True))
+
+    def close(self) -> None:
+        for team in self.teams.values():
+            team.close()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Callable[[Members, int], InProcesses]]:
+    made: list[InProcesses] = []
+
+    def make(members: Members, hosts: int) -> InProcesses:
+        made.append(InProcesses(members, tmp_path, hosts))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_processes_make_the_same_bits_on_all_hosts_and_those_of_the_simulator(
+    processes: Callable[[Members, int], InProcesses], hosts: int
+) -> None:
+    """In two turns of one gathering, of which the second begins from what the first has made.
+
+    The simulator sums in the order of the hosts, the ring begins each piece at another host: of two hosts no bit is
+    another.
+    """
+    members = Members(1, 2, 3, 4, 5)
+    made: list[bytes] = []
+    for worker in members.workers.values():
+        worker.made_in_team = partial(note_weights, worker, made)  # type: ignore[method-assign]
+    teams = processes(members, hosts)
+    commands = members.commands(5, Kind.WEIGHTS, hosts=hosts)
+    answers = teams.turn(commands)
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    members.store.delete(keys.center("run", 3))  # nobody fetches it
+    commands = {
+        worker: replace(one, ticket=one.ticket + 50, version=4, own=OwnResults(one.ticket))
+        for worker, one in commands.items()
+    }
+    answers = teams.turn(commands)
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    assert sorted(teams.calls) == [f"reach {host}" for host in range(hosts) if hosts > 1]
+    assert [made.count(one) for one in dict.fromkeys(made)] == [5, 5]
+    simulated = Members(1, 2, 3, 4, 5)
+    simulated.train(10, Kind.WEIGHTS, hosts=hosts)
+    found, expected = members.published(Kind.WEIGHTS, 100), simulated.published(Kind.WEIGHTS)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0 if hosts < 3 else 1e-6)
+
+
+def note_weights(worker: Worker, made: list[bytes], command: Train, center: Vector) -> None:
+    found = np.empty_like(center)
+    worker.engine.read_weights(found)
+    made.append(found.tobytes())
+    Worker.made_in_team(worker, command, center)
+
+
+def test_a_center_of_which_the_team_made_another_is_fetched(
+    processes: Callable[[Members, int], InProcesses],
+) -> None:
+    members = Members(4, 4)
+    teams = processes(members, 2)
+    commands = members.commands(2, Kind.WEIGHTS, hosts=2)
+    teams.turn(commands)
+    members.store.delete(keys.center("run", 3))
+    for merged in (0, 49):  # no result of theirs, or another one
+        later = {
+            worker: replace(one, ticket=one.ticket + 50, own=OwnResults(merged))
+            for worker, one in commands.items()
+        }
+        answers = teams.turn(later)
+        assert all("center" in one.reason for one in answers.values() if isinstance(one, Refused))
+        assert all(isinstance(one, Refused) for one in answers.values()), answers
+
+
+@pytest.mark.parametrize("worker", range(4))
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_one_that_is_not_finite_breaks_the_turn_on_all_hosts_which_hear_who_it_was(
+    processes: Callable[[Members, int], InProcesses], worker: int, hosts: int
+) -> None:
+    """With one member on each host, its gradient is under way before it is known whole. No solver takes anything in."""
+    members = Members(4, 4, 4, 4)
+    teams = processes(members, hosts)
+    engine = members.workers[worker].engine
+    gradient, before = engine.gradient, [one.engine.history() for one in members.workers.values()]
+
+    def poisoned(n: int, out: Vector, done: Done = nobody) -> float:
+        loss = gradient(n, out)
+        out[7] = np.nan
+        done(0, out.size)
+        return loss
+
+    engine.gradient = poisoned  # type: ignore[method-assign,assignment]
+    answers = teams.turn(members.commands(3, Kind.WEIGHTS, hosts=hosts))
+    for one, answer in answers.items():
+        assert isinstance(answer, Refused)
+        assert answer.blame == (one == worker)
+        if hosts == 2 and one in (0, 1):  # who act for their hosts
+            assert "not finite" in answer.reason
+            assert one == worker or f"worker {worker}" in answer.reason
+    assert [one.engine.history() for one in members.workers.values()] == before
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 40])
+def test_a_member_that_trained_alone_is_given_the_others_state_or_they_its(
+    processes: Callable[[Members, int], InProcesses], hosts: int, size: int
+) -> None:
+    """The one with the most updates has the state of all afterwards, also where the model is shorter than that."""
+    members = Members(2, 2, 2, size=size)
+    former = members.engine(1)
+    for engine in (former, members.workers[1].engine):
+        engine.step(2)
+        engine.advance(-2)  # the records again
+    members.workers[1].solver_state = (-2, 2)
+    teams = processes(members, hosts)
+    answers = teams.turn(members.commands(4, Kind.WEIGHTS, hosts=hosts))
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    histories = {one.engine.history() for one in members.workers.values()}
+    assert len(histories) == 1
+    assert {one.solver_state for one in members.workers.values()} == {(50, 6)}
+    expected = members.by_hand(4, history=former.history())
+    np.testing.assert_allclose(
+        members.published(Kind.WEIGHTS), expected, rtol=1e-6, atol=1e-7 if hosts == 3 else 0
+    )
+
+
+def test_members_with_one_state_hand_nothing_over(
+    processes: Callable[[Members, int], InProcesses],
+) -> None:
+    members = Members(2, 2, 2)
+    for one in members.workers.values():
+        one.engine.load_history = None  # type: ignore[method-assign,assignment]
+    teams = processes(members, 2)
+    answers = teams.turn(members.commands(2, Kind.WEIGHTS, hosts=2))
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
 
 
 def test_one_round_with_other_hosts_leaves_the_mean_for_the_master() -> None:

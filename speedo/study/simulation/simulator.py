@@ -88,7 +88,7 @@ class SimulatedCluster:
         self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
         self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
-        self.can_meet = True
+        self.can_meet = self.hosts_can_meet = True
         self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
         self._memories: dict[int, Memories] = {}  # by gathering
         self.version: Callable[[], int] = lambda: 0
@@ -287,7 +287,7 @@ class SimulatedCluster:
         }
         if not workers:
             return
-        if self.can_meet:
+        if self.can_meet and (self.hosts_can_meet or not team.spread):
             if (
                 team.formed not in self._memories
             ):  # the connections of the gathering before are no more
@@ -406,6 +406,7 @@ def simulate(
     run: str = "simulated",
     fence: Callable[[], None] = lambda: None,
     checkpoints: Callable[[RunCenter, SimulatedCluster], Checkpoints] | None = None,
+    kind: type[QuadraticEngine] = QuadraticEngine,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
@@ -414,7 +415,8 @@ def simulate(
     each of this many has a range of the center; `serve` makes the way to them, and `notes` gets those that are
     lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
     With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
-    `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some.
+    `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some; `kind` is
+    the engine.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
@@ -422,9 +424,7 @@ def simulate(
     samples = samples_per_step or plan.batch
 
     def engine(rank: int) -> QuadraticEngine:
-        return QuadraticEngine(
-            size, seed=seed, rank=rank, batch=samples, lr=lr, momentum=momentum, noise=0.01
-        )
+        return kind(size, seed=seed, rank=rank, batch=samples, lr=lr, momentum=momentum, noise=0.01)
 
     first = engine(0)
     ranges = ranges_of(first.layout, servers) if servers else ()

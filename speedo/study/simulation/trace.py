@@ -18,6 +18,7 @@ from speedo.messages import (
     SetAside,
     Snapshot,
     StopAsked,
+    TeamGivenUp,
     Tested,
     Train,
     Trained,
@@ -81,6 +82,8 @@ class Trace:
                 text = f"{action.decision} {action.worker}#{action.ticket}: {action.reason}"
             case SetAside():
                 text = f"set worker {action.worker}.{action.incarnation} aside: {action.reason}"
+            case TeamGivenUp():
+                text = f"give up the team of workers {action.workers}: {action.reason}"
             case Finish():
                 text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
             case Evaluate():

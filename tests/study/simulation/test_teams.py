@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.turn_book import Plan, rounds_of
 from speedo.messages import (
     Drop,
@@ -16,6 +17,7 @@ from speedo.messages import (
     Merge,
     Refused,
     Snapshot,
+    TeamGivenUp,
     Train,
     Trained,
 )
@@ -26,6 +28,7 @@ from speedo.study.simulation.world import Faults, World
 from tests.support.seen import Seen
 
 WORLD = World(step_s=0.01)
+ENGINE = {"momentum", "kind"}
 
 
 def plan(workers: int, **options: Any) -> Plan:
@@ -42,15 +45,16 @@ def run(
     **options: Any,
 ) -> tuple[Simulation, Seen]:
     seen = Seen()
-    world = World(step_s=0.01, faults=faults or Faults())
+    world = World(step_s=options.pop("step_s", 0.01), faults=faults or Faults())
     script = options.pop("script", None)
     found = simulate(
         Synchronous(AverageDeltas(), options.pop("local_steps", 1)),
-        plan(workers, teams=teams, **options),
+        plan(workers, teams=teams, **{one: options[one] for one in options if one not in ENGINE}),
         world=world,
         seed=seed,
         samples_per_step=4,
-        momentum=0.5,
+        momentum=options.get("momentum", 0.5),
+        kind=options.get("kind", QuadraticEngine),
         observer=seen.follow,
         places=lambda worker: f"host {worker % hosts}",
         script=script,
@@ -196,13 +200,36 @@ def test_who_dies_in_a_stretch_costs_that_stretch_and_no_more() -> None:
     assert seen.all(Train)[-1].team.workers == (0, 1, 3)
 
 
+class SameAgain(QuadraticEngine):
+    """An iteration that is trained once more reads the same records."""
+
+    def set_iteration(self, iteration: int) -> None:
+        super().set_iteration(iteration)
+        self._records_read = iteration * self.samples_per_step
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_faults_of_a_team_over_hosts_change_no_bit_of_the_model(hosts: int, seed: int) -> None:
+    """Where all train or none, each stretch that is lost is trained once more."""
+    options: dict[str, Any] = {"over_hosts": True, "stretch_s": 0.1}
+    options |= {"momentum": 0.0, "kind": SameAgain}
+    calm, _ = run(5, hosts, seed=seed, **options)
+    faults = Faults(die=0.05, poison=0.03, lose=0.02, repeat=0.05, return_s=2.0)
+    found, seen = run(5, hosts, seed=seed, faults=faults, min_workers=5, **options)
+    assert found.outcome.complete, found.outcome.reason
+    assert seen.all(Drop)
+    assert found.center.vector.tobytes() == calm.center.vector.tobytes()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("over_hosts", [False, True])
+@pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_runs_with_faults_end_with_all_their_work_and_every_result_on_record(
-    hosts: int, seed: int
+    hosts: int, over_hosts: bool, seed: int
 ) -> None:
     faults = Faults(die=0.04, poison=0.03, lose=0.02, repeat=0.05, return_s=2.0)
-    found, seen = run(5, hosts, seed=seed, faults=faults, test_interval=20)
+    found, seen = run(5, hosts, seed=seed, faults=faults, test_interval=20, over_hosts=over_hosts)
     outcome = found.outcome
     assert outcome.complete, outcome.reason
     assert np.isfinite(found.center.vector).all()
@@ -235,14 +262,63 @@ def test_runs_with_faults_end_with_all_their_work_and_every_result_on_record(
     assert sum(isinstance(event, Joined) for event in seen.events) >= 5
 
 
-def test_workers_that_can_never_meet_report_each_by_itself() -> None:
+def test_who_is_silent_in_a_long_stretch_is_given_up_soon_after_the_others_have_noticed() -> None:
+    """Stretches of 30 rounds of a second: not after three times as long."""
+
+    def silent(cluster: SimulatedCluster) -> None:
+        cluster.at(40.0, lambda: cluster.forget(2) and None)
+
+    found, seen = run(4, 2, script=silent, stretch_s=30.0, over_hosts=True, step_s=1.0)
+    assert found.outcome.complete
+    (line,) = [line for line in found.trace.text().splitlines() if "> worker 2.1 leaves" in line]
+    assert 60.0 < float(line.split()[0]) < 80.0, line
+    assert seen.all(Train)[-1].team.workers == (0, 1, 3)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_workers_that_can_never_meet_report_each_by_itself(hosts: int) -> None:
+    """Those of several hosts try to be a team on each of them before that."""
+
     def fails(cluster: SimulatedCluster) -> None:
         cluster.can_meet = False
 
-    found, seen = run(3, script=fails)
+    found, seen = run(4, hosts, script=fails, over_hosts=True)
     assert found.outcome.complete
     turns = seen.all(Train)
-    assert sum(one.team is not None for one in turns) == 8 * 3
+    assert sum(one.team is not None for one in turns) == 8 * 4 * hosts
     assert turns[-1].team is None
-    without, _ = run(3, teams=False)
+    given_up = seen.all(TeamGivenUp)
+    workers = {one.workers for one in given_up}
+    assert workers == {(0, 1, 2, 3), *([(0, 2), (1, 3)] if hosts == 2 else [])}
+    assert all("cannot be reached" in one.reason for one in given_up)
+    assert ("let every host connect" in given_up[0].reason) == (hosts == 2)
+    without, _ = run(4, teams=False)
     np.testing.assert_allclose(found.center.vector, without.center.vector, rtol=0, atol=1e-2)
+
+
+def test_hosts_that_cannot_reach_each_other_are_a_team_each() -> None:
+    def fails(cluster: SimulatedCluster) -> None:
+        cluster.hosts_can_meet = False
+
+    found, seen = run(4, 2, script=fails, over_hosts=True)
+    assert found.outcome.complete
+    (given_up,) = seen.all(TeamGivenUp)
+    assert given_up.workers == (0, 1, 2, 3)
+    turns = seen.all(Train)
+    assert sum(one.team.spread != () for one in turns) == 8 * 4
+    assert {one.team.workers for one in turns[8 * 4 :]} == {(0, 2), (1, 3)}
+    without, _ = run(4, teams=False)
+    np.testing.assert_allclose(found.center.vector, without.center.vector, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("report_s", "most_s", "rounds"),
+    [(0.001, 30.0, 50), (0.2, 30.0, 1000), (0.02, 30.0, 100), (1.0, 5.0, 500)],
+)
+def test_a_stretch_is_as_long_as_makes_its_report_a_small_part_of_it(
+    report_s: float, most_s: float, rounds: int
+) -> None:
+    plan = Plan(4, 10_000, 2, stretch_s=0.5, most_stretch_s=most_s)
+    assert rounds_of(plan, 0, 80_000, 8, 0.01, report_s) == rounds
+    often = Plan(4, 10_000, 2, stretch_s=0.0)
+    assert rounds_of(often, 0, 80_000, 8, 0.01, report_s) == 1
