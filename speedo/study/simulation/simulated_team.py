@@ -17,7 +17,7 @@ from speedo.worker.team_turn import TeamMemory, team_rounds
 from speedo.worker.turn import Worker
 
 Answer = Trained | Refused
-Memories = dict[tuple[int, ...], TeamMemory]  # of the members at these places, who share it
+Memories = dict[int, dict[tuple[int, ...], TeamMemory]]  # by gathering, and who share it
 
 
 def train_together(
@@ -34,18 +34,21 @@ def train_together(
 
     The first payload of those in `not_finite` is not. A member without a command, or that stops, answers nothing; the
     others then say that the team is broken. `chance` draws the order, and which hosts still hear of a sum of which a
-    member stops. `memories` are those of the gathering, which takes those that are missing.
+    member stops. `memories` are those of the last gathering, in which its members find what they have made.
     """
     present = [worker for worker in team.workers if worker in commands and worker in workers]
     size = workers[present[0]].engine.layout.size
     memories = {} if memories is None else memories
-    for here in team.spread or [here_of(team, present[0])]:
-        if here not in memories:
-            room = bytearray(TeamMemory.bytes_for(len(here), size))
-            memories[here] = TeamMemory.over(room, len(here), size)
-    turn = _Turn(team, chance or random.Random(0), memories, stops_after, not_finite)
+    if team.formed not in memories:
+        memories.clear()
+        memories[team.formed] = {
+            here: TeamMemory.over(bytearray(TeamMemory.bytes_for(len(here), size)), len(here), size)
+            for here in team.spread or [here_of(team, present[0])]
+        }
+    own = memories[team.formed]
+    turn = _Turn(team, chance or random.Random(0), own, stops_after, not_finite)
     for worker in present:
-        memory = memories[here_of(team, worker)]
+        memory = own[here_of(team, worker)]
         turn.running[worker] = team_rounds(workers[worker], commands[worker], memory)
     turn.lost = {worker: "" for worker in team.workers if worker not in turn.running}
     answers: dict[int, Answer] = {}
@@ -69,7 +72,7 @@ class _Turn:
         self,
         team: Team,
         chance: random.Random,
-        memories: Memories,
+        memories: Mapping[tuple[int, ...], TeamMemory],
         stops_after: Mapping[int, int],
         not_finite: Collection[int],
     ) -> None:
