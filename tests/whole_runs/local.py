@@ -47,7 +47,7 @@ from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import create_run_dir
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulated_team import train_together
+from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.worker.turn import Worker
 
 NO_OVERRIDES = SolverOverrides()
@@ -79,6 +79,7 @@ class LocalCluster(Cluster):
         self.events: deque[Event] = deque()
         self.workers: dict[int, Worker] = {}
         self.commands: dict[int, Train] = {}  # of a team, until all are there
+        self.memories: Memories = {}
         self.evicted: list[tuple[int, str]] = []
         self.shares: dict[int, tuple[int, int, int]] = {}  # rank, count, records of a batch
         self.tester: tuple[ModelEngine, Exchange] | None = None
@@ -89,7 +90,9 @@ class LocalCluster(Cluster):
         elif isinstance(command, Train) and command.team is not None:
             self.commands[command.worker] = command
             if len(self.commands) == len(command.team.members):
-                answers = train_together(command.team, self.workers, self.commands, {})
+                answers = train_together(
+                    command.team, self.workers, self.commands, {}, memories=self.memories
+                )
                 self.events.extend(answers.values())
                 self.commands = {}
         elif isinstance(command, Train):

@@ -390,7 +390,7 @@ class TimedCluster(SimulatedCluster):
             return [self._steps(self._workers[worker], one, machine) for worker, one in commands.items()]  # fmt: skip
 
         def summed() -> None:
-            answers = train_together(team, self._workers, commands, {})
+            answers = train_together(team, self._workers, commands, {}, memories=self._memories)
             for worker, answer in answers.items():
                 assert isinstance(answer, Trained)
                 told = replace(answer, timings={"team": self.now - began})

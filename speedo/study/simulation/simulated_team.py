@@ -21,7 +21,7 @@ from speedo.worker.team_turn import team_rounds
 from speedo.worker.turn import Worker
 
 Answer = Trained | Refused
-Memories = dict[tuple[int, ...], TeamMemory]  # of the members at these places, who share it
+Memories = dict[int, dict[tuple[int, ...], TeamMemory]]  # by gathering, and who share it
 
 
 def train_together(
@@ -38,20 +38,27 @@ def train_together(
 
     The first payload of those in `not_finite` is not. A member without a command, or that stops, answers nothing; the
     others then say that the team is broken. `chance` draws the order, and which hosts still hear of a sum of which a
-    member stops. `memories` are those of the gathering, which takes those that are missing.
+    member stops. `memories` are those of the last gathering, in which its members find what they have made.
     """
     present = [worker for worker in team.workers if worker in commands and worker in workers]
     size = workers[present[0]].engine.layout.size
     memories = {} if memories is None else memories
-    for here in team.spread or [here_of(team, present[0])]:
-        if here not in memories:
-            numbers = len(here), len(team.members), size
-            memories[here] = TeamMemory.over(bytearray(TeamMemory.bytes_for(*numbers)), *numbers)
+    if team.formed not in memories:
+        memories.clear()
+        sizes = {
+            here: (len(here), len(team.members), size)
+            for here in team.spread or [here_of(team, present[0])]
+        }
+        memories[team.formed] = {
+            here: TeamMemory.over(bytearray(TeamMemory.bytes_for(*numbers)), *numbers)
+            for here, numbers in sizes.items()
+        }
+    own = memories[team.formed]
     turn = _Turn(team, chance or random.Random(0), stops_after)
     for worker in present:
         if worker in not_finite:
             _spoil(workers[worker].engine)
-        memory = memories[here_of(team, worker)]
+        memory = own[here_of(team, worker)]
         turn.running[worker] = team_rounds(workers[worker], commands[worker], memory)
     turn.lost = {worker: "" for worker in team.workers if worker not in turn.running}
     answers: dict[int, Answer] = {}

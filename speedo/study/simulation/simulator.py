@@ -90,7 +90,7 @@ class SimulatedCluster:
         self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
         self.can_meet = self.hosts_can_meet = True
         self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
-        self._memories: dict[int, Memories] = {}  # by gathering
+        self._memories: Memories = {}
         self.version: Callable[[], int] = lambda: 0
         # Every answer of a worker or the tester passes through it to the driver; a script may keep or change it.
         self.deliver: Callable[[Event], Event | None] = lambda event: event
@@ -288,14 +288,10 @@ class SimulatedCluster:
         if not workers:
             return
         if self.can_meet and (self.hosts_can_meet or not team.spread):
-            if (
-                team.formed not in self._memories
-            ):  # the connections of the gathering before are no more
-                self._memories = {team.formed: {}}
             answers = train_together(
                 *(team, workers, commands, fate, poisoned),
                 chance=self._gathering,
-                memories=self._memories[team.formed],
+                memories=self._memories,
             )
         else:
             broken = TeamBrokenError("a member of the team cannot be reached")
