@@ -51,9 +51,10 @@ COUNTER: Final = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """By one way in one round: seconds of a call, bytes of the interface, and those that the cable counts."""
+    """By one way in one round: seconds of a call, those of the processor, bytes of the interface, and of the cable."""
 
     seconds: float
+    used: float
     sent: float
     carried: float
 
@@ -91,15 +92,15 @@ def member(
         one = {}
         for way in WAYS if number % 2 else WAYS[::-1]:
             ours.barrier("begin")
-            before, began = _counted(), time.perf_counter()
+            before, began, used = _counted(), time.perf_counter(), time.process_time()
             for _ in range(calls):
                 ways[way]()
-            seconds = time.perf_counter() - began
+            took = time.perf_counter() - began, time.process_time() - used
             ours.barrier("end")
             after = _counted()
             one[way] = [
                 part / calls
-                for part in (seconds, *(b - a for a, b in zip(before, after, strict=True)))
+                for part in (*took, *(b - a for a, b in zip(before, after, strict=True)))
             ]
         if number >= 0:
             found.append(one)
@@ -204,7 +205,7 @@ HEADING: Final = [
         "of bare",
         "gloo/ours",
     ),
-    *("least to most", "bytes", "with headers", "gloo's"),
+    *("least to most", "by processor time", "bytes", "with headers", "gloo's"),
 ]
 
 
@@ -219,6 +220,8 @@ def row(megabits: float, hosts: int, nbytes: int, found: dict[str, list[Took]]) 
     def ratios(way: str, other: str) -> list[float]:
         return [a.seconds / b.seconds for a, b in zip(found[way], found[other], strict=True)]
 
+    used = [a.used / b.used for a, b in zip(found["gloo"], found["ours"], strict=True)]
+
     against = ratios("gloo", "ours")
     return [
         *(f"{megabits:g}", str(hosts), f"{nbytes / 1e6:g}", f"{1e3 * least_s:.1f}"),
@@ -227,6 +230,7 @@ def row(megabits: float, hosts: int, nbytes: int, found: dict[str, list[Took]]) 
         f"{statistics.median(ratios('ours', 'bare')):.3f}",
         f"{statistics.median(against):.2f}",
         f"{min(against):.2f} to {max(against):.2f}",
+        f"{statistics.median(used):.2f}",
         f"{median('ours', 'sent') / share:.4f}",
         f"{median('ours', 'carried') / share:.4f}",
         f"{median('gloo', 'carried') / share:.4f}",

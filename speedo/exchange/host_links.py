@@ -99,6 +99,7 @@ class HostLinks:
         self._sockets: dict[int, socket.socket] = {}  # by end: whence, whither
         self._came: SimpleQueue[tuple[int, socket.socket | str]] = SimpleQueue()
         self._awaited: deque[socket.socket] = deque()
+        self._obstacle = "it does not answer"
         self._is_closed = False
         self._server: ssl.SSLContext | None = None
         self._listener: socket.socket | None = None
@@ -218,17 +219,16 @@ class HostLinks:
     def _reach(self, there: _Place) -> None:
         """Connect to the leader after this one."""
         deadline = time.monotonic() + min(TRY_S, self._patience_s)
-        why = ""
         while not self._is_closed:
             try:
                 self._came.put((1, self._proven(there)))
                 return
             except (OSError, ValueError, StoreError) as error:
-                why = getattr(error, "strerror", None) or str(error) or "it does not answer"
+                self._obstacle = getattr(error, "strerror", None) or str(error)
             if time.monotonic() > deadline:
                 break
             time.sleep(AGAIN_S)
-        self._came.put((1, why))
+        self._came.put((1, self._obstacle))
 
     def _proven(self, there: _Place) -> socket.socket:
         other = socket.create_connection((there.address, there.port), PROOF_S)
@@ -272,7 +272,7 @@ class HostLinks:
             if place is None:
                 return f"worker {self._leaders[host]} does not come within {self._patience_s:g} s"
         if 1 not in self._sockets:
-            return self._cannot_reach("it does not answer")
+            return self._cannot_reach(self._obstacle)
         return (
             f"worker {self._leaders[self.prior]} at {prior.address if prior else ''} does not reach worker "
             f"{self._leaders[self.own]} at {self._place}: open this port between the hosts"

@@ -33,6 +33,9 @@ from speedo.exchange.host_links import HostLinks
 PIECE: Final = 1 << 18  # bytes at most
 EACH: Final = 4  # pieces that begin at each leader, if they are not too small: else little overlaps
 LEAST_PIECE: Final = 1 << 15
+LOT: Final = (
+    1 << 17
+)  # bytes for which a reader is woken; for each packet it costs half as much again
 LOOK_EVERY_S: Final = 0.5  # for members that are gone; who waits says so to the next as often
 GRACE_S: Final = 1.0  # in which those who know better say who is slow
 SLOWEST_BYTES_PER_S: Final = 4e6  # a third of 100 Mbit/s
@@ -137,6 +140,7 @@ class HostRing:
         self._prior, self._after = prior, after
         self._is_plain = not isinstance(after, ssl.SSLSocket)
         self._after_is_over = False
+        self._lot = 1  # bytes for which a reader is woken
         self._header = bytearray(HEADER.size)
         self._call = Call("", asks=False, own=0, hosts=1)
         self._onward: deque[list[memoryview]] = deque()  # what has come, and is passed on
@@ -164,10 +168,10 @@ class HostRing:
                 self._became_ready(*call.ready.popleft())
             moved = self._write()
             if into is not None and (count := self._read(into)):
-                moved = True
+                moved |= count == len(into) or not self._is_plain
                 into = into[count:] or next(reading, None)
             if not moved:
-                self._wait(into is not None, gone)
+                self._wait(into, gone)
         self._call = Call(
             "", asks=False, own=0, hosts=1
         )  # nothing of the vector is held any longer
@@ -233,6 +237,7 @@ class HostRing:
     def _require_same(self, host: int, words: bytes) -> None:
         call = self._call
         if words != call.words:
+            self._links.why(host)  # it may be of a call that is broken
             ours, theirs = (one.decode(errors="replace") for one in (call.words, words))
             raise ConfigError(
                 f"worker {self._leaders[host]} calls {theirs}, worker {self._leaders[call.own]} calls {ours}: "
@@ -315,6 +320,7 @@ class HostRing:
         return count
 
     def _write(self) -> bool:
+        """Whether more may be written at once."""
         if not self._sending:
             queue = self._onward or self._begun
             if not queue:
@@ -334,13 +340,17 @@ class HostRing:
             views[0] = views[0][count:]
         else:
             self._call.to_send -= self._counts
-        return True
+        return not (views and self._is_plain)
 
-    def _wait(self, reads: bool, gone: Callable[[], str]) -> None:
+    def _wait(self, into: memoryview | None, gone: Callable[[], str]) -> None:
         """Return once one of the ends may be ready. Raises if it takes too long."""
         ready = select.poll()
-        if reads:
+        if into is not None:
             ready.register(self._prior, select.POLLIN)
+            lot = min(len(into), LOT) if self._is_plain else 1
+            if lot != self._lot:
+                self._lot = lot
+                self._prior.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, lot)
         if not self._after_is_over:
             ready.register(self._after, select.POLLIN | (select.POLLOUT if self._sending else 0))
         if self._call.alarm >= 0:
@@ -357,7 +367,7 @@ class HostRing:
         self._looked = now
         if why := gone():
             raise TeamBrokenError(why)
-        self._require_pace(now, reads=reads)
+        self._require_pace(now, reads=into is not None)
         if not (self._sending or self._after_is_over):
             self._sending = [memoryview(HEADER.pack(WAITS, 0, 0, 0, 0))]
             self._counts = False

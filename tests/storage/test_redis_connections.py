@@ -13,6 +13,7 @@ import pytest
 from speedo.errors import StoreError, StoreTimeoutError
 from speedo.storage import RedisStore
 from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.url import url_by_socket
 from tests.storage.conftest import BODY, RawClient
 
 pytestmark = pytest.mark.redis
@@ -157,3 +158,17 @@ def test_databases_are_apart(server: PrivateRedis, store: RedisStore):
     store.write("k", b"", BODY)
     assert other.keys("") == []
     other.close()
+
+
+@pytest.mark.parametrize("way", [{}, {"tls": True}, {"host": "::1"}])
+def test_the_own_address_is_that_of_the_connection(way: dict[str, str]) -> None:
+    with PrivateRedis(**way) as running:  # type: ignore[arg-type]
+        store = RedisStore(running.url, ca_pem=running.ca_pem)
+        assert store.own_address() == way.get("host", "127.0.0.1")
+        store.close()
+
+
+def test_by_a_unix_socket_the_own_address_is_loopbacks(server: PrivateRedis) -> None:
+    store = RedisStore(url_by_socket(server.url, server.socket_path))
+    assert store.own_address() == "127.0.0.1"
+    store.close()
