@@ -1,7 +1,12 @@
-"""Writes and reads vectors and solver histories in the store, copied or in place; everything is checked when read."""
+"""Writes and reads vectors and solver histories in the store, copied or in place.
+
+What is read is checked, but for a vector that was made in memory of this machine and is read there: it carries its
+squared norm in place of a checksum, so that nobody needs to pass over it once more.
+"""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +19,9 @@ from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import Codec, check_encoding, make_codec
 from speedo.exchange.ranges import history_layout
 from speedo.exchange.vector import (
+    FLOAT32,
+    HEADER_BYTES,
+    SQUARES,
     Header,
     Layout,
     RunningChecksum,
@@ -23,13 +31,15 @@ from speedo.exchange.vector import (
     check_header,
     check_sum,
     header_for,
+    squared_norm,
 )
 from speedo.messages import Kind
 from speedo.storage import keys
-from speedo.storage.base import Store
+from speedo.storage.base import Store, address_of
 
 HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the store by itself
 MOST_HISTORY_BYTES: Final = 16 << 30
+_BLOCK: Final = 1 << 18  # values: what was copied is still in the processor's cache
 _HISTORY_HEAD: Final = struct.Struct("<4sIQQ")  # magic, slot, version, xxh3 of the body
 _HISTORY_MAGIC: Final = b"SPH1"
 _STATE_MAGIC: Final = b"SPR1"
@@ -39,12 +49,51 @@ _STATE_MAGIC: Final = b"SPR1"
 class Seen:
     """A vector in the store's own memory: read-only, and valid until its blob is deleted.
 
-    `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid.
+    `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid. `squares` is
+    the squared norm of a payload as its writer found it, or None.
     """
 
     header: Header
     vector: Vector
+    squares: float | None
     check: Callable[[], None]
+
+
+def put_vector(
+    store: Store,
+    key: str,
+    layout: Layout,
+    kind: Kind,
+    body: memoryview,
+    *,
+    expire_s: float | None = None,
+    **said: int,
+) -> None:
+    """Write a vector as a codec has encoded it; `said` is what else its header says. Raises `StoreError`."""
+    memory = store.place(key, len(body))
+    stays = memory is not None and store.is_one_memory
+    header = header_for(body, layout, kind, checked=not stays, **said)
+    head, raw = header.pack(), header.dtype == FLOAT32
+    if memory is not None:
+        squares = _fill(memory, body, measured=stays and raw and kind is not Kind.CENTER)
+        head, body = head + (SQUARES.pack(squares) if stays else b""), memory
+    store.write(key, head, body, expire_s=expire_s)
+
+
+def _fill(memory: memoryview, body: memoryview, *, measured: bool) -> float:
+    """Copy a body into memory, unless it was made there; its squared norm, if it is to be `measured`."""
+    copied = address_of(memory) != address_of(body)
+    if not measured:
+        if copied:
+            memory[:] = body
+        return math.nan
+    source, target, squares = np.frombuffer(body, "f4"), np.frombuffer(memory, "f4"), 0.0
+    for start in range(0, target.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        if copied:
+            np.copyto(target[block], source[block])
+        squares += squared_norm(target[block])
+    return squares
 
 
 def fetch_vector(
@@ -55,6 +104,9 @@ def fetch_vector(
     `codec` is the expected encoding, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
     """
     codec = codec or make_codec("none", layout)
+    seen = look_at_vector(store, key, layout, kind, codec, into)
+    if seen is not None:
+        return seen.header
     try:
         body = codec.body_for(into)
         running = RunningChecksum(body)
@@ -69,20 +121,27 @@ def fetch_vector(
     return header
 
 
-def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Codec) -> Seen | None:
-    """As `fetch_vector`, but without a copy; None if the store, or the codec, needs one."""
-    view = store.view(key, layout.nbytes) if codec.is_exact else None
+def look_at_vector(
+    store: Store, key: str, layout: Layout, kind: Kind, codec: Codec, into: Vector | None = None
+) -> Seen | None:
+    """As `fetch_vector`, but without a copy; None if the store, or the codec, needs one. With `into` it is copied."""
+    view = store.view(key, codec.body_bytes) if codec.is_exact or into is not None else None
     if view is None:
         return None
     try:
-        header = Header.unpack(view.head)
+        header, squares = Header.unpack(view.head[:HEADER_BYTES]), view.head[HEADER_BYTES:]
         check_header(header, layout, kind)
         check_encoding(header, codec)
-        check_body(header, view.body)
+        if not squares:
+            check_body(header, view.body)
+        if into is not None:
+            codec.decode(view.body, into)
+            view.check()
     except PayloadError as error:
         view.check()
         raise PayloadError(f"{key}: {error}", error.fault) from None
-    return Seen(header, np.frombuffer(view.body, np.float32), view.check)
+    vector = np.frombuffer(view.body, np.float32) if into is None else into
+    return Seen(header, vector, SQUARES.unpack(squares)[0] if squares else None, view.check)
 
 
 def put_range_history(

@@ -31,6 +31,11 @@ class MemoryStore:
         """The name of the store in messages."""
         return "this process's memory"
 
+    @property
+    def is_one_memory(self) -> bool:
+        """See `Store.is_one_memory`."""
+        return False
+
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`: there is no such memory here."""
         return None

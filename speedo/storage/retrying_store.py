@@ -120,6 +120,11 @@ class RetryingStore:
         """See `Store.address`."""
         return self._store.address
 
+    @property
+    def is_one_memory(self) -> bool:
+        """See `Store.is_one_memory`."""
+        return self._store.is_one_memory
+
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""
         return self._store.place(key, nbytes)

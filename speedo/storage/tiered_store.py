@@ -35,6 +35,11 @@ class TieredStore:
         """How many outages of the far store have ended; 0 for one that does not count them."""
         return int(getattr(self._far, "outages", 0))
 
+    @property
+    def is_one_memory(self) -> bool:
+        """See `Store.is_one_memory`."""
+        return self._near.is_one_memory and not self._to_both
+
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""
         return self._near.place(key, nbytes)

@@ -96,6 +96,11 @@ class RedisStore:
             place += f":{self._options.get('port', 6379)}"
         return f"{place}/{self._database}"
 
+    @property
+    def is_one_memory(self) -> bool:
+        """See `Store.is_one_memory`."""
+        return False
+
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`: none."""
         return None
