@@ -6,9 +6,9 @@ squared norm in place of a checksum, so that nobody needs to pass over it once m
 
 from __future__ import annotations
 
-import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,9 +27,9 @@ from speedo.exchange.vector import (
     RunningChecksum,
     Vector,
     as_bytes,
-    check_body,
     check_header,
     check_sum,
+    checksum,
     header_for,
     squared_norm,
 )
@@ -39,7 +39,7 @@ from speedo.storage.base import Store, address_of
 
 HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the store by itself
 MOST_HISTORY_BYTES: Final = 16 << 30
-_BLOCK: Final = 1 << 18  # values: what was copied is still in the processor's cache
+_BLOCK: Final = 1 << 20  # bytes: what was copied is still in the processor's cache
 _HISTORY_HEAD: Final = struct.Struct("<4sIQQ")  # magic, slot, version, xxh3 of the body
 _HISTORY_MAGIC: Final = b"SPH1"
 _STATE_MAGIC: Final = b"SPR1"
@@ -73,26 +73,23 @@ def put_vector(
     memory = store.place(key, len(body))
     stays = memory is not None and store.is_one_memory
     header = header_for(body, layout, kind, checked=not stays, **said)
-    head, raw = header.pack(), header.dtype == FLOAT32
+    head = header.pack()
     if memory is not None:
-        squares = _fill(memory, body, measured=stays and raw and kind is not Kind.CENTER)
-        head, body = head + (SQUARES.pack(squares) if stays else b""), memory
+        measured = stays and kind is not Kind.CENTER and header.dtype == FLOAT32
+        squares, body = _fill(memory, body, measured=measured), memory
+        head += SQUARES.pack(squares) if stays else b""
     store.write(key, head, body, expire_s=expire_s)
 
 
 def _fill(memory: memoryview, body: memoryview, *, measured: bool) -> float:
     """Copy a body into memory, unless it was made there; its squared norm, if it is to be `measured`."""
-    copied = address_of(memory) != address_of(body)
-    if not measured:
+    copied, squares = address_of(memory) != address_of(body), 0.0
+    for start in range(0, len(body) if copied or measured else 0, _BLOCK):
+        part = memory[start : start + _BLOCK]
         if copied:
-            memory[:] = body
-        return math.nan
-    source, target, squares = np.frombuffer(body, "f4"), np.frombuffer(memory, "f4"), 0.0
-    for start in range(0, target.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        if copied:
-            np.copyto(target[block], source[block])
-        squares += squared_norm(target[block])
+            part[:] = body[start : start + _BLOCK]
+        if measured:
+            squares += squared_norm(np.frombuffer(part, np.float32))
     return squares
 
 
@@ -107,7 +104,7 @@ def fetch_vector(
     seen = look_at_vector(store, key, layout, kind, codec, into)
     if seen is not None:
         return seen.header
-    try:
+    with _errors_of(key):
         body = codec.body_for(into)
         running = RunningChecksum(body)
         header = Header.unpack(store.read(key, body, running))
@@ -115,33 +112,37 @@ def fetch_vector(
         check_encoding(header, codec)
         check_sum(header, running.whole())
         codec.decode(body, into)
-    except PayloadError as error:
-        text = str(error)
-        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
     return header
 
 
 def look_at_vector(
     store: Store, key: str, layout: Layout, kind: Kind, codec: Codec, into: Vector | None = None
 ) -> Seen | None:
-    """As `fetch_vector`, but without a copy; None if the store, or the codec, needs one. With `into` it is copied."""
+    """As `fetch_vector`, but without a copy, or with one `into`; None if it must be read, or is encoded."""
     view = store.view(key, codec.body_bytes) if codec.is_exact or into is not None else None
     if view is None:
         return None
-    try:
+    with _errors_of(key, view.check):
         header, squares = Header.unpack(view.head[:HEADER_BYTES]), view.head[HEADER_BYTES:]
         check_header(header, layout, kind)
         check_encoding(header, codec)
         if not squares:
-            check_body(header, view.body)
+            check_sum(header, checksum(view.body))
         if into is not None:
             codec.decode(view.body, into)
             view.check()
-    except PayloadError as error:
-        view.check()
-        raise PayloadError(f"{key}: {error}", error.fault) from None
     vector = np.frombuffer(view.body, np.float32) if into is None else into
     return Seen(header, vector, SQUARES.unpack(squares)[0] if squares else None, view.check)
+
+
+@contextmanager
+def _errors_of(key: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    try:
+        yield
+    except PayloadError as error:
+        check()
+        text = str(error)
+        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
 
 
 def put_range_history(

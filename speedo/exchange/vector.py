@@ -135,21 +135,8 @@ class Header:
         """Raises `PayloadError` for anything that is not a header of this format."""
         if len(data) != HEADER_BYTES:
             raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}", "length")
-        (
-            magic,
-            form,
-            kind,
-            dtype,
-            _,
-            worker,
-            incarnation,
-            epoch,
-            count,
-            layout,
-            version,
-            ticket,
-            checksum,
-        ) = _STRUCT.unpack(data)
+        magic, form, kind, dtype, _, worker, incarnation, epoch, *numbers = _STRUCT.unpack(data)
+        count, layout, version, ticket, checksum = numbers
         if magic != MAGIC:
             raise PayloadError(
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO",
@@ -215,15 +202,11 @@ def header_for(
     layout: Layout,
     kind: Kind,
     *,
-    version: int,
-    worker: int = 0,
-    incarnation: int = 0,
-    ticket: int = 0,
-    epoch: int = 0,
     dtype: int = FLOAT32,
     checked: bool = True,
+    **said: int,
 ) -> Header:
-    """The header for this body, without a checksum if it is not `checked`.
+    """The header for this body, which says the rest as `said`; without a checksum if it is not `checked`.
 
     Raises `PayloadError` if the number of raw values is not the layout's.
     """
@@ -232,18 +215,8 @@ def header_for(
             f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}",
             "length",
         )
-    return Header(
-        kind,
-        layout.size,
-        layout.digest,
-        version,
-        checksum(body) if checked else 0,
-        worker,
-        incarnation,
-        ticket,
-        epoch,
-        dtype,
-    )
+    found = checksum(body) if checked else 0
+    return Header(kind, layout.size, layout.digest, checksum=found, dtype=dtype, **said)
 
 
 def check_header(header: Header, layout: Layout, kind: Kind) -> None:
@@ -258,11 +231,6 @@ def check_header(header: Header, layout: Layout, kind: Kind) -> None:
             f"here {layout.digest:016x}): give every node the same net",
             "layout",
         )
-
-
-def check_body(header: Header, body: memoryview) -> None:
-    """Refuse bytes that have changed since they were written."""
-    check_sum(header, checksum(body))
 
 
 def check_sum(header: Header, found: int) -> None:

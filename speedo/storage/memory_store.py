@@ -21,6 +21,8 @@ class MemoryStore:
     the latest when the number of blobs has doubled.
     """
 
+    is_one_memory: Final = False
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._blobs: dict[str, tuple[bytes, bytes, float]] = {}
@@ -30,11 +32,6 @@ class MemoryStore:
     def address(self) -> str:
         """The name of the store in messages."""
         return "this process's memory"
-
-    @property
-    def is_one_memory(self) -> bool:
-        """See `Store.is_one_memory`."""
-        return False
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`: there is no such memory here."""

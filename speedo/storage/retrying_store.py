@@ -104,7 +104,7 @@ class RetryingStore:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        self._store, self.is_one_memory = store, store.is_one_memory
         self._patience = Patience(patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep)
 
     def __repr__(self) -> str:
@@ -119,11 +119,6 @@ class RetryingStore:
     def address(self) -> str:
         """See `Store.address`."""
         return self._store.address
-
-    @property
-    def is_one_memory(self) -> bool:
-        """See `Store.is_one_memory`."""
-        return self._store.is_one_memory
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""

@@ -21,6 +21,7 @@ class TieredStore:
     def __init__(self, near: SharedMemoryStore, far: Store, *, to_both: bool = False) -> None:
         self._near, self._far, self._to_both = near, far, to_both
         self._in_both: set[str] = set()
+        self.is_one_memory = not to_both
 
     def __repr__(self) -> str:
         return f"TieredStore({self._near!r}, {self._far!r})"
@@ -34,11 +35,6 @@ class TieredStore:
     def outages(self) -> int:
         """How many outages of the far store have ended; 0 for one that does not count them."""
         return int(getattr(self._far, "outages", 0))
-
-    @property
-    def is_one_memory(self) -> bool:
-        """See `Store.is_one_memory`."""
-        return self._near.is_one_memory and not self._to_both
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""

@@ -70,7 +70,7 @@ def test_a_blob_of_many_megabytes_arrives_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"x", b"nothing of ours" * 10])
 def test_a_foreign_file_is_refused(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "k").write_bytes(damage)
-    with pytest.raises(PayloadError, match=r"k in .* is damaged"):
+    with pytest.raises(PayloadError, match=r"/k is damaged"):
         SharedMemoryStore(tmp_path).read("k", memoryview(bytearray(3)))
 
 
@@ -80,7 +80,8 @@ def test_a_foreign_file_in_the_place_of_a_slot_is_not_looked_at(
 ) -> None:
     (tmp_path / ".slot@k@0").write_bytes(damage)
     store = SharedMemoryStore(tmp_path)
-    assert store.view("k", 100_000) is None
+    with pytest.raises(MissingKeyError):
+        store.view("k", 100_000)
     assert store.keys("") == []
 
 
@@ -88,7 +89,7 @@ def test_a_cut_blob_is_refused(tmp_path: Path) -> None:
     store = SharedMemoryStore(tmp_path)
     put(store, "k", b"x" * 1000)
     os.truncate(tmp_path / "k", 500)
-    with pytest.raises(PayloadError, match="damaged: 500 bytes"):
+    with pytest.raises(PayloadError, match=r"damaged.*500 bytes"):
         store.read("k", memoryview(bytearray(1000)))
 
 
@@ -137,7 +138,8 @@ def test_what_has_expired_unread_is_never_written_over(tmp_path: Path) -> None:
     view = reader.view("k:1", 100_000)
     assert view is not None
     now[0] = 20.0
-    assert reader.view("k:1", 100_000) is None
+    with pytest.raises(MissingKeyError):
+        reader.view("k:1", 100_000)
     make(store, "k:2", b"2" * 100_000)
     view.check()
     assert view.body == b"1" * 100_000

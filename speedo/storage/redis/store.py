@@ -56,6 +56,8 @@ class RedisStore:
     then deleted.
     """
 
+    is_one_memory: Final = False
+
     def __init__(
         self,
         url: str,
@@ -95,11 +97,6 @@ class RedisStore:
             place = f"[{host}]" if ":" in host else host
             place += f":{self._options.get('port', 6379)}"
         return f"{place}/{self._database}"
-
-    @property
-    def is_one_memory(self) -> bool:
-        """See `Store.is_one_memory`."""
-        return False
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`: none."""

@@ -1,40 +1,47 @@
 """A store in a shared memory folder (tmpfs) for the processes of one machine.
 
-A body that is made in memory of the store (`place`), as vectors are, is in a slot (`slots.py`), where others look at it
-(`view`). Any other blob is a file, which is written under a temporary name and renamed when it is complete, so a reader
-finds all of it or nothing. The folder has mode 0700; every process that may open it may read and write all of it.
+Each blob is in a file (`slots.py`), which is mapped to write and to read it. A body that is made in the store's memory
+(`place`), as vectors are, gets a slot that its process keeps. Fresh pages take ten times as long as a copy, so it is
+used again for bodies of its kind, of keys that differ only in their last number: the payloads of a worker, the versions
+of the center. Any other blob has a file of its own, renamed to its key when it is complete.
+
+The folder has mode 0700; every process that may open it may read and write all of it.
 """
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
-import struct
+import re
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError, StoreUnavailableError
-from speedo.storage.base import Arrived, View
+from speedo.storage.base import Arrived, View, address_of
 from speedo.storage.keys import check_blob
 from speedo.storage.shared_memory.folder import MEMORY
-from speedo.storage.shared_memory.slots import FILE_MODE, Found, Slots
+from speedo.storage.shared_memory.slots import BODY_AT, FILE_MODE, Found, Slot, remove_if_over
 from speedo.system.failpoints import reached
 
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
-_LONG: Final = 64 * 1024  # bodies of this many bytes get slots
+_SLOT: Final = (
+    ".slot@"  # begins that of a slot that is used again: kind, "@" and a random number follow
+)
+_LONG: Final = 64 * 1024  # bodies of this many bytes are made in memory of the store
 _SWEEP_EVERY: Final = 1024  # writes
-_NUMBERS: Final = itertools.count(1)  # in one process passing names must differ
+_LAST_NUMBER: Final = re.compile(r"\d+(?!.*\d)")
 
-# A file is a prefix, a head and a body.
-_MAGIC: Final = b"SPM3"
-_PREFIX: Final = struct.Struct("<4sIQd")  # magic, bytes of head and of body, expiry
+
+@lru_cache(maxsize=64)
+def _kind_of(key: str) -> str:
+    return quote(_LAST_NUMBER.sub("", key), safe=":")
 
 
 class SharedMemoryStore:
@@ -43,9 +50,13 @@ class SharedMemoryStore:
     An expired blob is invisible at once, and removed at the next sweep, which every writer makes from time to time.
     """
 
+    is_one_memory: Final = True
+
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = str(folder), clock
-        self._slots = Slots(self._folder, clock)
+        self._slots: dict[str, dict[str, Slot]] = {}  # by kind and path, own ones and others'
+        self._placed: dict[str, Slot] = {}  # by kind, what is lent and not written yet
+        self._writes = 0
 
     def __repr__(self) -> str:
         return f"SharedMemoryStore({self.address})"
@@ -55,19 +66,19 @@ class SharedMemoryStore:
         """The folder."""
         return self._folder
 
-    @property
-    def is_one_memory(self) -> bool:
-        """See `Store.is_one_memory`."""
-        return True
-
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`."""
+        kind = _kind_of(key)
+        slot = self._placed.get(kind)
         if nbytes < _LONG:
             return None
-        try:
-            return self._slots.place(key, nbytes)
-        except OSError:
-            return None  # `write` will say it
+        if slot is None or len(slot.body) != nbytes:
+            try:
+                slot = self._placed[kind] = self._empty_slot(kind, nbytes)
+            except OSError:
+                return None  # `write` will say it
+            slot.empty()
+        return slot.body
 
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
@@ -75,50 +86,48 @@ class SharedMemoryStore:
         """See `Store.write`. Raises `StoreUnavailableError` if the memory is full."""
         check_blob(key, head)
         end = _NEVER if expire_s is None else self._clock() + expire_s
-        if next(_NUMBERS) % _SWEEP_EVERY == 0:
+        kind = _kind_of(key)
+        self._writes += 1
+        if self._writes % _SWEEP_EVERY == 0:
             self._sweep()
-        if self._slots.write(key, head, body, end):
-            with suppress(OSError):
-                os.unlink(self._path(key))
-            return
-        try:
-            try:
-                self._write_file(key, head, body, end)
-            except OSError:
-                self._slots.sweep(own=True)
-                self._write_file(key, head, body, end)
-        except OSError as error:
-            raise self._error(f"writing {key}", error) from None
-        self._empty(key)
+        slot = self._placed.get(kind)
+        with self._errors(f"writing {key}"):
+            if slot is not None and address_of(slot.body) == address_of(body):
+                former = list(self._known(key))
+                reached("worker-pushing")
+                slot.fill(key, head, end)
+                del self._placed[kind]
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path(key))
+            else:
+                slot, passing = self._make(len(body), self._path(key))
+                slot.body[:] = body
+                slot.fill(key, head, end)
+                reached("worker-pushing")
+                os.rename(passing, slot.path)
+                slot.let_go()
+                former = list(self._known(key))
+        for one in former:
+            one.slot.empty()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """See `Store.read_head`."""
-        found = self._slots.find(key)
-        if found is not None:
-            return found.head, len(found.slot.body)
-        with self._opened(key) as (_, head, body_bytes):
-            return head, body_bytes
+        found = self._found(key)
+        return found.head, len(found.slot.body)
 
     def view(self, key: str, nbytes: int) -> View | None:
         """See `Store.view`."""
-        found = self._slots.find(key) if nbytes >= _LONG else None
-        if found is None:
+        if nbytes < _LONG:
             return None
-        check_length(key, len(found.slot.body), nbytes)
+        found = self._found(key, nbytes)
         return View(found.head, found.slot.body.toreadonly(), lambda: self._check(key, found))
 
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
         """See `Store.read`."""
-        found = self._slots.find(key)
-        if found is not None:
-            check_length(key, len(found.slot.body), len(into))
-            into[:] = found.slot.body
-            self._check(key, found)
-            return found.head
-        with self._opened(key) as (file, head, body_bytes):
-            check_length(key, body_bytes, len(into))
-            file.readinto(into)
-            return head
+        found = self._found(key, len(into))
+        into[:] = found.slot.body
+        self._check(key, found)
+        return found.head
 
     def delete(self, *keys: str) -> None:
         """See `Store.delete`."""
@@ -127,24 +136,21 @@ class SharedMemoryStore:
 
     def remove(self, key: str) -> bool:
         """Delete a blob; returns whether there was one. Raises `StoreError`."""
-        if self._empty(key):
+        with suppress(MissingKeyError), self._errors(f"deleting {key}"):
+            self._found(key).slot.empty()
             return True
-        try:
-            os.unlink(self._path(key))
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise self._error(f"deleting {key}", error) from None
-        return True
+        return False
 
     def keys(self, prefix: str) -> list[str]:
         """See `Store.keys`."""
         self._sweep()
-        try:
-            names = [unquote(name) for name in os.listdir(self._folder) if name[0] != _PASSING]
-        except OSError as error:
-            raise self._error("listing keys", error) from None
-        return sorted(name for name in {*names, *self._slots.keys()} if name.startswith(prefix))
+        with self._errors("listing keys"):
+            names = os.listdir(self._folder)
+        found = {unquote(name) for name in names if name[0] != _PASSING}
+        self._list(*{name.split("@")[1] for name in names if name.startswith(_SLOT)})
+        now = self._clock()
+        found |= {one.key for slot in self._all() if (one := slot.look(now))}
+        return sorted(key for key in found if key.startswith(prefix))
 
     def ping(self) -> None:
         """See `Store.ping`."""
@@ -153,87 +159,120 @@ class SharedMemoryStore:
 
     def close(self) -> None:
         """See `Store.close`."""
-        self._slots.close()
+        self._placed.clear()
+        self._sweep(own=True)
+        for slot in self._all():
+            slot.let_go()
+        self._slots.clear()
 
     # ------------------------------------------------------------ inside
-
-    def _write_file(self, key: str, head: bytes, body: memoryview, end: float) -> None:
-        passing = f"{self._folder}/{_PASSING}{os.getpid()}.{next(_NUMBERS)}"
-        try:
-            opened = os.open(passing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            with open(opened, "wb") as file:
-                file.write(_PREFIX.pack(_MAGIC, len(head), len(body), end) + head)
-                file.write(body)
-            reached("worker-pushing")
-            os.rename(passing, self._path(key))
-        except OSError:
-            with suppress(OSError):
-                os.unlink(passing)
-            raise
 
     def _path(self, key: str) -> str:
         name = quote(key, safe=":")
         return f"{self._folder}/{f'%2E{name[1:]}' if name.startswith(_PASSING) else name}"
 
-    @contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[BufferedReader, bytes, int]]:
-        """The blob's file, open where its body begins; its head and the bytes of its body."""
-        try:
-            with open(self._path(key), "rb") as file:
-                prefix = file.read(_PREFIX.size).ljust(_PREFIX.size)
-                magic, head_bytes, body_bytes, end = _PREFIX.unpack(prefix)
-                size = os.fstat(file.fileno()).st_size
-                if magic != _MAGIC or size != _PREFIX.size + head_bytes + body_bytes:
-                    raise PayloadError(f"{key} in {self._folder} is damaged: {size} bytes in all")
-                if end <= self._clock():
-                    raise MissingKeyError(f"{key} is no longer in {self._folder}: it has expired")
-                yield file, file.read(head_bytes), body_bytes
-        except FileNotFoundError:
-            raise MissingKeyError(f"{key} is not in {self._folder}") from None
-        except OSError as error:
-            raise self._error(f"reading {key}", error) from None
+    def _empty_slot(self, kind: str, nbytes: int) -> Slot:
+        """A slot of one's own, used again if there is one. Raises `OSError`."""
+        for slot in list(self._slots.get(kind, {}).values()):
+            if slot.file is not None and not slot.generation and len(slot.body) == nbytes:
+                return slot
+            if not slot.look(self._clock()):  # who still reads what has expired has it mapped
+                slot.let_go(remove=True)
+        self._sweep()
+        slot, passing = self._make(nbytes, f"{self._folder}/{_SLOT}{kind}@{secrets.token_hex(8)}")
+        os.rename(passing, slot.path)
+        self._slots.setdefault(kind, {})[slot.path] = slot
+        return slot
 
-    def _empty(self, key: str) -> bool:
-        """Delete what is in a slot under this key; whether there was something."""
-        found = self._slots.find(key)
-        if found is not None:
-            found.slot.empty()
-        return found is not None
+    def _make(self, nbytes: int, path: str) -> tuple[Slot, str]:
+        """A new slot that will be at `path`, and where it is until then. Raises `OSError`."""
+        passing = f"{self._folder}/{_PASSING}{os.getpid()}.{secrets.token_hex(8)}"
+        file = os.open(passing, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        try:
+            try:
+                os.posix_fallocate(file, 0, BODY_AT + nbytes)
+            except OSError:  # without room, writing would end the process
+                self._sweep(own=True)
+                os.posix_fallocate(file, 0, BODY_AT + nbytes)
+            return Slot(path, file), passing
+        except OSError:
+            os.close(file)
+            os.unlink(passing)
+            raise
+
+    def _found(self, key: str, nbytes: int | None = None) -> Found:
+        """The blob of this key, whose body must have `nbytes` bytes. Raises what `read` raises."""
+        found = next(self._known(key), None)
+        if found is None and self._list(_kind_of(key)):
+            found = next(self._known(key), None)
+        if found is None:
+            with self._errors(f"reading {key}", key):
+                found = Slot(self._path(key), once=True).look(self._clock())
+        if found is None:
+            raise MissingKeyError(f"{key} is no longer in {self._folder}: it has expired")
+        size = len(found.slot.body)
+        if nbytes not in (None, size):
+            raise PayloadError(f"{key} has a body of {size} bytes, {nbytes} were expected")
+        return found
+
+    def _known(self, key: str) -> Iterator[Found]:
+        now = self._clock()
+        for slot in self._slots.get(_kind_of(key), {}).values():
+            found = slot.look(now)
+            if found is not None and found.key == key:
+                yield found
 
     def _check(self, key: str, found: Found) -> None:
-        """Refuse what was read if its body is not in the slot any more."""
+        """Refuse what was read if its body is not there any more."""
         if not found.stays:
             raise MissingKeyError(
                 f"{key} in {self._folder} was replaced, deleted or expired while it was read"
             )
 
-    def _sweep(self) -> None:
-        """Remove expired blobs, and what writers that died left unfinished."""
-        self._slots.sweep()
-        with suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                with suppress(OSError, ValueError):
-                    if self._is_over(entry):
-                        os.unlink(entry.path)
+    def _all(self) -> list[Slot]:
+        return [slot for slots in self._slots.values() for slot in slots.values()]
 
-    def _is_over(self, entry: os.DirEntry[str]) -> bool:
-        if entry.name.startswith(_PASSING):
-            return not os.path.exists(f"/proc/{int(entry.name.split('.')[1])}")
-        with open(entry.path, "rb") as file:
-            magic, _, _, end = _PREFIX.unpack(file.read(_PREFIX.size).ljust(_PREFIX.size))
-        return bool(magic == _MAGIC and end <= self._clock())
+    def _list(self, *kinds: str) -> bool:
+        """Map the slots of these kinds that others have made, forget those that are gone; whether there are any."""
+        names = list[str]()
+        with suppress(OSError):
+            names = [name for name in os.listdir(self._folder) if name.startswith(_SLOT)]
+        for kind in kinds:
+            known, self._slots[kind] = self._slots.get(kind, {}), {}
+            for name in names:
+                path = f"{self._folder}/{name}"
+                if name.startswith(f"{_SLOT}{kind}@"):
+                    with suppress(OSError, PayloadError):
+                        self._slots[kind][path] = known.get(path) or Slot(path)
+        return bool(names)
 
-    def _error(self, what: str, error: OSError) -> StoreError:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-            return StoreUnavailableError(
-                f"{self._folder} is full ({what}): give {MEMORY} more room, or use --same-node redis"
-            )
-        if error.errno == errno.ENOENT:
-            return StoreUnavailableError(f"{self._folder} is gone ({what})")
-        return StoreError(f"{self._folder}: {what}: {error.strerror or error}")
+    def _sweep(self, *, own: bool = False) -> None:
+        """Remove expired blobs and what dead writers have left, and empty slots of one's `own`."""
+        with suppress(OSError):
+            for name in os.listdir(self._folder):
+                path = f"{self._folder}/{name}"
+                with suppress(OSError, PayloadError, ValueError):
+                    if name.startswith(_SLOT) or not name.startswith(_PASSING):
+                        remove_if_over(path, self._clock())
+                    elif not os.path.exists(f"/proc/{int(name.split('.')[1])}"):
+                        os.unlink(path)
+        for slot in self._all():
+            if own and not slot.generation and slot not in self._placed.values():
+                slot.let_go(remove=True)
+        self._list(*self._slots)
 
-
-def check_length(key: str, found: int, expected: int) -> None:
-    """Refuse a body of another length than its reader expects."""
-    if found != expected:
-        raise PayloadError(f"{key} has a body of {found} bytes, {expected} were expected")
+    @contextmanager
+    def _errors(self, what: str, key: str = "") -> Iterator[None]:
+        """Errors of the system as errors of a store; with a `key` a file that is not there is that blob."""
+        try:
+            yield
+        except FileNotFoundError:
+            if key:
+                raise MissingKeyError(f"{key} is not in {self._folder}") from None
+            raise StoreUnavailableError(f"{self._folder} is gone ({what})") from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise StoreUnavailableError(
+                    f"{self._folder} is full ({what}): give {MEMORY} more room, or use --same-node redis"
+                ) from None
+            raise StoreError(f"{self._folder}: {what}: {error.strerror or error}") from None
