@@ -1,4 +1,4 @@
-"""Speed of pushing and pulling a vector with its checksum, and of merging, beside memcpy and plain redis-py.
+"""Speed of pushing and pulling a vector, of merging, and of an exchange as a whole, beside memcpy and plain redis-py.
 
     python -m bench.store_speed [--rounds 9] [--megabytes 1.7 53.5]
 
@@ -7,6 +7,10 @@ into an array that is there, and check it. Plain redis-py has one SET and one GE
 connection is what the kernel carries between two processes, with no server to parse, keep and find. A merge is that
 of one payload, of two where a mean is taken; its speed counts the bytes of the payloads. Prints medians in GB/s; all
 ways take turns, so that they see the same machine.
+
+An exchange is what two workers and the master of one machine do for a result of one local step, in milliseconds: the
+worker publishes its payload, which its solver has left in the store's memory, the master receives it, merges it and
+publishes the next version, and the worker copies that into its net. All of it in one thread, without messages.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +31,11 @@ from bench.support.arguments import parser_for, rounds, size
 from bench.support.bare_socket import bare_socket
 from bench.support.machine import heading
 from bench.support.processes import end_by_signals
+from speedo.exchange.served_vectors import Exchange, Sender, Stores
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
-from speedo.messages import Kind
+from speedo.master.center import Center
+from speedo.messages import Kind, Merge, Part, Trained
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
 from speedo.storage import PrivateRedis, RedisStore, Store
 from speedo.storage.shared_memory.folder import MEMORY
@@ -38,6 +45,9 @@ SIZES = (1.72, 53.5)  # MB: LeNet, GoogLeNet
 SMALL_MB = 20.0  # below it a call takes less than some ms, and chance weighs more
 KEY = "speedo:speed"
 MEMCPY = "memcpy"
+PARTS = ("publish", "receive", "merge and publish", "load", "delete")
+WARM_UP = 6  # exchanges in which memory is made
+FIXED_MS, MS_PER_MB = 0.15, 0.25  # the goal for an exchange
 MERGES: Mapping[str, tuple[MergeRule, int, float]] = {
     "AddDelta, whole": (AddDelta(), 1, 1.0),
     "AddDelta, scaled": (AddDelta(), 1, 0.5),
@@ -123,6 +133,65 @@ def measure_merges(megabytes: float, repeats: int) -> table.Table:
     return lines
 
 
+def measure_exchange(folder: Path, megabytes: float, repeats: int) -> table.Table:
+    """Milliseconds of the parts of an exchange over shared memory, and of all."""
+    layout = Layout((Blob("ip", (round(megabytes * 250_000),)),))
+    given, first, net = vectors(layout.size, 3)
+    stores = [SharedMemoryStore(folder) for _ in range(3)]
+    center = Center("bench", first, layout, stores[2])
+    center.publish()
+    workers = [Exchange("bench", layout, [Stores(one)]) for one in stores[:2]]
+    held = [0, 0]
+    for _ in held:
+        center.hold(0)
+    times: dict[str, list[float]] = {name: [] for name in PARTS}
+    for turn in range(WARM_UP + 2 * repeats):
+        worker, ticket, rule = turn % 2, 1 + turn, AddDelta()
+        payload = workers[worker].memory_for(worker, ticket)
+        assert payload is not None
+        np.copyto(payload, given)
+        sender = Sender(worker, 1, ticket, held[worker], 0)
+        event, version = Trained(worker, 1, ticket, 0.5, 64), center.version + 1
+        parts = (Part(worker, 1, ticket, 64, 1, 0.5),)
+
+        def publish(worker=worker, payload=payload, sender=sender) -> None:
+            bodies = workers[worker].encode(payload, None)
+            workers[worker].publish(sender, Kind.DELTA, bodies)
+
+        def merge(worker=worker, version=version, parts=parts) -> None:
+            center.merge(Merge(version, version, 64, 1.0, parts), version - 1)
+            center.hold(version)
+            center.release(held[worker])
+            held[worker] = version
+
+        def load(worker=worker, version=version) -> None:
+            seen = workers[worker].look_at_center(version)
+            assert seen is not None
+            np.copyto(net, seen.vector)
+            seen.check()
+
+        receive = partial(center.receive, event, rule)
+        calls = (publish, receive, merge, load, center.tidy)
+        for name, call in zip(PARTS, calls, strict=True):
+            times[name].append(seconds(call))
+    assert np.array_equal(net, center.vector)
+    rows = list(zip(*(column[WARM_UP:] for column in times.values()), strict=True))
+    whole = [1e3 * sum(row) for row in rows]
+    lines = [[f"{megabytes:g} MB", "ms", "least to most"]]
+    for name, column in zip(PARTS, zip(*rows, strict=True), strict=True):
+        lines.append([name, *_milliseconds([1e3 * one for one in column])])
+    lines.append(["an exchange", *_milliseconds(whole)])
+    lines.append(["the most that is wanted", f"{FIXED_MS + MS_PER_MB * megabytes:.3f}", ""])
+    for store in stores:
+        store.delete(*store.keys(""))
+        store.close()
+    return lines
+
+
+def _milliseconds(times: list[float]) -> list[str]:
+    return [f"{statistics.median(times):.3f}", f"{min(times):.3f} to {max(times):.3f}"]
+
+
 def _speed(nbytes: int, times: list[float] | tuple[float, ...]) -> list[str]:
     speeds = [nbytes / 1e9 / one for one in times]
     return [f"{statistics.median(speeds):.2f}", f"{min(speeds):.2f} to {max(speeds):.2f}"]
@@ -150,6 +219,7 @@ def main() -> int:
             repeats = asked.rounds * max(1, round(SMALL_MB / megabytes))
             print(f"\n{write(measure_stores(stores, naive, megabytes, repeats))}", flush=True)
             print(f"\n{write(measure_merges(megabytes, repeats))}", flush=True)
+            print(f"\n{write(measure_exchange(Path(folder), megabytes, repeats))}", flush=True)
         for store in stores.values():
             store.close()
         naive.close()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final, Self, TypeVar
 
@@ -29,8 +29,9 @@ from speedo.exchange.transfer import (
     look_at_vector,
     put_range_history,
     put_state,
+    put_vector,
 )
-from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, as_bytes, header_for
+from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, as_bytes
 from speedo.messages import Kind
 from speedo.storage import keys
 from speedo.storage.base import Store
@@ -289,25 +290,21 @@ class _Lane:
         return self.store.read_head(key)[0]
 
     def publish(self, sender: Sender, kind: Kind, body: memoryview) -> None:
-        header = header_for(
-            body,
+        put_vector(
+            self.outlet,
+            keys.payload(self._run, sender.worker, sender.ticket),
             self.range.layout,
             kind,
-            version=sender.version,
-            worker=sender.worker,
-            incarnation=sender.incarnation,
-            ticket=sender.ticket,
-            epoch=sender.epoch,
+            body,
+            expire_s=PAYLOAD_EXPIRY_S,
             dtype=self.payload_codec.dtype,
+            **asdict(sender),
         )
-        key = keys.payload(self._run, sender.worker, sender.ticket)
-        self.outlet.write(key, header.pack(), body, expire_s=PAYLOAD_EXPIRY_S)
 
     def publish_center(self, version: int, epoch: int, vector: Vector) -> None:
+        key, layout = keys.center(self._run, version), self.range.layout
         body = as_bytes(vector)
-        layout = self.range.layout
-        header = header_for(body, layout, Kind.CENTER, version=version, epoch=epoch)
-        self.outlet.write(keys.center(self._run, version), header.pack(), body)
+        put_vector(self.outlet, key, layout, Kind.CENTER, body, version=version, epoch=epoch)
 
     def publish_history(self, version: int, epoch: int, vectors: Vector, updates: int) -> None:
         flat = vectors.reshape(-1)

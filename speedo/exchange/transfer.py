@@ -1,9 +1,14 @@
-"""Writes and reads vectors and solver histories in the store, copied or in place; everything is checked when read."""
+"""Writes and reads vectors and solver histories in the store, copied or in place.
+
+What is read is checked, but for a vector that was made in memory of this machine and is read there: it carries its
+squared norm in place of a checksum, so that nobody needs to pass over it once more.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,22 +19,27 @@ from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import Codec, check_encoding, make_codec
 from speedo.exchange.ranges import history_layout
 from speedo.exchange.vector import (
+    FLOAT32,
+    HEADER_BYTES,
+    SQUARES,
     Header,
     Layout,
     RunningChecksum,
     Vector,
     as_bytes,
-    check_body,
     check_header,
     check_sum,
+    checksum,
     header_for,
+    squared_norm,
 )
 from speedo.messages import Kind
 from speedo.storage import keys
-from speedo.storage.base import Store
+from speedo.storage.base import Store, address_of
 
 HISTORY_EXPIRY_S: Final = 900.0  # a history that nobody fetched leaves the store by itself
 MOST_HISTORY_BYTES: Final = 16 << 30
+_BLOCK: Final = 1 << 20  # bytes: what was copied is still in the processor's cache
 _HISTORY_HEAD: Final = struct.Struct("<4sIQQ")  # magic, slot, version, xxh3 of the body
 _HISTORY_MAGIC: Final = b"SPH1"
 _STATE_MAGIC: Final = b"SPR1"
@@ -39,12 +49,48 @@ _STATE_MAGIC: Final = b"SPR1"
 class Seen:
     """A vector in the store's own memory: read-only, and valid until its blob is deleted.
 
-    `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid.
+    `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid. `squares` is
+    the squared norm of a payload as its writer found it, or None.
     """
 
     header: Header
     vector: Vector
+    squares: float | None
     check: Callable[[], None]
+
+
+def put_vector(
+    store: Store,
+    key: str,
+    layout: Layout,
+    kind: Kind,
+    body: memoryview,
+    *,
+    expire_s: float | None = None,
+    **said: int,
+) -> None:
+    """Write a vector as a codec has encoded it; `said` is what else its header says. Raises `StoreError`."""
+    memory = store.place(key, len(body))
+    stays = memory is not None and store.is_one_memory
+    header = header_for(body, layout, kind, checked=not stays, **said)
+    head = header.pack()
+    if memory is not None:
+        measured = stays and kind is not Kind.CENTER and header.dtype == FLOAT32
+        squares, body = _fill(memory, body, measured=measured), memory
+        head += SQUARES.pack(squares) if stays else b""
+    store.write(key, head, body, expire_s=expire_s)
+
+
+def _fill(memory: memoryview, body: memoryview, *, measured: bool) -> float:
+    """Copy a body into memory, unless it was made there; its squared norm, if it is to be `measured`."""
+    copied, squares = address_of(memory) != address_of(body), 0.0
+    for start in range(0, len(body) if copied or measured else 0, _BLOCK):
+        part = memory[start : start + _BLOCK]
+        if copied:
+            part[:] = body[start : start + _BLOCK]
+        if measured:
+            squares += squared_norm(np.frombuffer(part, np.float32))
+    return squares
 
 
 def fetch_vector(
@@ -55,7 +101,10 @@ def fetch_vector(
     `codec` is the expected encoding, raw by default. Raises `MissingKeyError`, `StoreError`, `PayloadError`.
     """
     codec = codec or make_codec("none", layout)
-    try:
+    seen = look_at_vector(store, key, layout, kind, codec, into)
+    if seen is not None:
+        return seen.header
+    with _errors_of(key):
         body = codec.body_for(into)
         running = RunningChecksum(body)
         header = Header.unpack(store.read(key, body, running))
@@ -63,26 +112,37 @@ def fetch_vector(
         check_encoding(header, codec)
         check_sum(header, running.whole())
         codec.decode(body, into)
-    except PayloadError as error:
-        text = str(error)
-        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
     return header
 
 
-def look_at_vector(store: Store, key: str, layout: Layout, kind: Kind, codec: Codec) -> Seen | None:
-    """As `fetch_vector`, but without a copy; None if the store, or the codec, needs one."""
-    view = store.view(key, layout.nbytes) if codec.is_exact else None
+def look_at_vector(
+    store: Store, key: str, layout: Layout, kind: Kind, codec: Codec, into: Vector | None = None
+) -> Seen | None:
+    """As `fetch_vector`, but without a copy, or with one `into`; None if it must be read, or is encoded."""
+    view = store.view(key, codec.body_bytes) if codec.is_exact or into is not None else None
     if view is None:
         return None
-    try:
-        header = Header.unpack(view.head)
+    with _errors_of(key, view.check):
+        header, squares = Header.unpack(view.head[:HEADER_BYTES]), view.head[HEADER_BYTES:]
         check_header(header, layout, kind)
         check_encoding(header, codec)
-        check_body(header, view.body)
+        if not squares:
+            check_sum(header, checksum(view.body))
+        if into is not None:
+            codec.decode(view.body, into)
+            view.check()
+    vector = np.frombuffer(view.body, np.float32) if into is None else into
+    return Seen(header, vector, SQUARES.unpack(squares)[0] if squares else None, view.check)
+
+
+@contextmanager
+def _errors_of(key: str, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    try:
+        yield
     except PayloadError as error:
-        view.check()
-        raise PayloadError(f"{key}: {error}", error.fault) from None
-    return Seen(header, np.frombuffer(view.body, np.float32), view.check)
+        check()
+        text = str(error)
+        raise PayloadError(text if key in text else f"{key}: {text}", error.fault) from None
 
 
 def put_range_history(

@@ -28,6 +28,7 @@ FORMAT: Final = 1
 # magic, format, kind, dtype, reserved, worker, incarnation, epoch, count, layout, version, ticket, checksum
 _STRUCT: Final = struct.Struct("<4sBBBBIIIQQQQQ")
 HEADER_BYTES: Final = _STRUCT.size
+SQUARES: Final = struct.Struct("<d")  # behind the header of a vector that stays in one memory
 FLOAT32: Final = (
     1  # the dtype of raw values; each other codec declares its own (`speedo.exchange.codecs`)
 )
@@ -134,21 +135,8 @@ class Header:
         """Raises `PayloadError` for anything that is not a header of this format."""
         if len(data) != HEADER_BYTES:
             raise PayloadError(f"a header has {HEADER_BYTES} bytes, this one {len(data)}", "length")
-        (
-            magic,
-            form,
-            kind,
-            dtype,
-            _,
-            worker,
-            incarnation,
-            epoch,
-            count,
-            layout,
-            version,
-            ticket,
-            checksum,
-        ) = _STRUCT.unpack(data)
+        magic, form, kind, dtype, _, worker, incarnation, epoch, *numbers = _STRUCT.unpack(data)
+        count, layout, version, ticket, checksum = numbers
         if magic != MAGIC:
             raise PayloadError(
                 f"the bytes begin with {magic!r}, not with {MAGIC!r}: not written by SpeeDO",
@@ -192,6 +180,16 @@ class RunningChecksum:
         return int(self._state.intdigest())
 
 
+def squared_norm(vector: Vector) -> float:
+    """In one pass, without a temporary: it is finite only if every value is.
+
+    A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
+    vectors can overflow.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector, vector))
+
+
 def as_bytes(vector: Vector) -> memoryview:
     """The vector's own memory as bytes, without a copy; it must be contiguous float32."""
     if vector.dtype != np.float32 or not vector.flags.c_contiguous:
@@ -204,31 +202,21 @@ def header_for(
     layout: Layout,
     kind: Kind,
     *,
-    version: int,
-    worker: int = 0,
-    incarnation: int = 0,
-    ticket: int = 0,
-    epoch: int = 0,
     dtype: int = FLOAT32,
+    checked: bool = True,
+    **said: int,
 ) -> Header:
-    """The header for this body; raises `PayloadError` if the number of raw values is not the layout's."""
+    """The header for this body, which says the rest as `said`; without a checksum if it is not `checked`.
+
+    Raises `PayloadError` if the number of raw values is not the layout's.
+    """
     if dtype == FLOAT32 and len(body) != layout.nbytes:
         raise PayloadError(
             f"the net has {layout.size} parameters, {layout.nbytes} bytes; the vector has {len(body)}",
             "length",
         )
-    return Header(
-        kind,
-        layout.size,
-        layout.digest,
-        version,
-        checksum(body),
-        worker,
-        incarnation,
-        ticket,
-        epoch,
-        dtype,
-    )
+    found = checksum(body) if checked else 0
+    return Header(kind, layout.size, layout.digest, checksum=found, dtype=dtype, **said)
 
 
 def check_header(header: Header, layout: Layout, kind: Kind) -> None:
@@ -243,11 +231,6 @@ def check_header(header: Header, layout: Layout, kind: Kind) -> None:
             f"here {layout.digest:016x}): give every node the same net",
             "layout",
         )
-
-
-def check_body(header: Header, body: memoryview) -> None:
-    """Refuse bytes that have changed since they were written."""
-    check_sum(header, checksum(body))
 
 
 def check_sum(header: Header, found: int) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import numpy as np
+
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Codec, Compression, make_codec
-from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state
-from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, header_for
+from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state, put_vector
+from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, squared_norm
 from speedo.master.begun_versions import BegunVersions
-from speedo.master.divergence import DivergenceWatch, squared_norm
+from speedo.master.divergence import DivergenceWatch
 from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import (
     Contribution,
@@ -114,13 +116,15 @@ class Payload:
     vector: Vector
     own: bool
     rule: MergeRule
-    norm: float = 0.0  # squared
+    norm: float  # squared
     seconds: float = 0.0
 
 
 @dataclass
 class Center:
     """The center vector of a run at `version`, owned by the master; published from the start.
+
+    Each version is merged into memory of the store, if that has some; so `vector` is another one after each merge.
 
     `fence` raises `FencedError` once another master has taken the run over. Where `compression` rounds centers, a
     version is in the store twice: as it is, for the tester, and in the form that workers fetch. Elastic workers would
@@ -151,6 +155,7 @@ class Center:
     _uses: Counter[int] = field(default_factory=Counter)
     _published: set[int] = field(default_factory=set)
     _lost: Vector | None = None
+    _in_store: bool = False  # where `vector` is
     _asked: tuple[int, int] = (-1, 0)  # the version of the last `restore`, and how many were of it
 
     def __post_init__(self) -> None:
@@ -210,7 +215,6 @@ class Center:
                 self._over.append(key)
             blame = isinstance(error, PayloadError)
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
-        held.norm = squared_norm(held.vector)
         if held.own and not self.keeps_payloads:
             self._over.append(key)
         held.seconds = self.clock() - began
@@ -227,14 +231,15 @@ class Center:
     def _take(self, key: str, rule: MergeRule) -> Payload:
         seen = look_at_vector(self.store, key, self.layout, rule.payload, self._codec)
         if seen is not None:
-            return Payload(key, seen.header, seen.vector, False, rule)
+            norm = squared_norm(seen.vector) if seen.squares is None else seen.squares
+            return Payload(key, seen.header, seen.vector, False, rule, norm)
         own = self._spare.pop() if self._spare else self.layout.zeros()
         try:
             header = fetch_vector(self.store, key, self.layout, rule.payload, own, self._codec)
         except (PayloadError, MissingKeyError):
             self._spare.append(own)
             raise
-        return Payload(key, header, own, True, rule)
+        return Payload(key, header, own, True, rule, squared_norm(own))
 
     def _check_sender(self, held: Payload, event: Trained) -> None:
         header = held.header
@@ -268,12 +273,13 @@ class Center:
         began = self.clock()
         if taken:
             rule, averages = taken[0].rule, self.layout.averages
-            former = [self.vector[place].copy() for place in averages]
+            before, self.vector = self.vector, self._memory_for(action.version)
+            former = [before[place].copy() for place in averages]
             sums = self.layout.sums if rule.vectors or rule.wants_begun else ()
-            former_sums = [self.vector[place].copy() for place in sums]
+            former_sums = [before[place].copy() for place in sums]
             self.state = rule.state_for(self.vector.size, self.state)
             at = action.rate, iteration_before, self.state
-            merge_by(rule, self.vector, contributions, *at)
+            merge_by(rule, before, self.vector, contributions, *at)
             average_into(self.vector, averages, former, contributions)
             add_sums(self.vector, sums, former_sums, contributions, action.rate)
         merged = self.clock()
@@ -300,6 +306,16 @@ class Center:
             action.parts,
             timings,
         )
+
+    def _memory_for(self, version: int) -> Vector:
+        """Where this version is made; where the present one is, if nobody reads that."""
+        if self.version not in self._published:
+            return self.vector
+        memory = self.store.place(keys.center(self.run, version), self.layout.nbytes)
+        was_in_store, self._in_store = self._in_store, memory is not None
+        if memory is not None:
+            return np.frombuffer(memory, np.float32)
+        return self.layout.zeros() if was_in_store else self.vector
 
     def contributions(self, action: Merge) -> list[Contribution]:
         """The payloads of this merge, which are held, with the results that each stands for."""
@@ -355,21 +371,8 @@ class Center:
         for form, codec in self._forms:
             key = form(self.run, self.version)
             body = codec.encode(self.vector, None if codec.is_exact else self._lost)
-            place = self.store.place(key, len(body))
-            if place is not None:
-                place[:] = (
-                    body  # checked and sent from there, while the processor still has it at hand
-                )
-                body = place
-            header = header_for(
-                body,
-                self.layout,
-                Kind.CENTER,
-                version=self.version,
-                epoch=self.epoch,
-                dtype=codec.dtype,
-            )
-            self.store.write(key, header.pack(), body)
+            said = {"version": self.version, "epoch": self.epoch, "dtype": codec.dtype}
+            put_vector(self.store, key, self.layout, Kind.CENTER, body, **said)
         self._published.add(self.version)
 
     def probe(self) -> None:

@@ -18,10 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from speedo.errors import NOT_FINITE, TrainingStopped
-from speedo.exchange.vector import Vector
+from speedo.exchange.vector import Vector, squared_norm
 from speedo.messages import Kind, Merge, Trained
 from speedo.sgd_modes.registry import PLAIN, has_rounds, mode_named
 
@@ -164,16 +162,6 @@ class DivergenceWatch:
             return f"lower {own or '--lr'}"
         rate = own or "--lr or --momentum"
         return f"lower --delta-scale, {rate}, or use --mode {next(filter(has_rounds, PLAIN))}"
-
-
-def squared_norm(vector: Vector) -> float:
-    """In one pass, without a temporary: it is finite only if every value is.
-
-    A norm above 1e19, whose square overflows float32, counts as not finite; so no sum of two accepted
-    vectors can overflow.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.dot(vector, vector))
 
 
 def check_update(center: Vector, iteration: int) -> None:

@@ -22,7 +22,7 @@ from speedo.storage.shared_memory.folder import MEMORY, SharedMemory, free_in
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
 
-ROOM: Final = 4  # models: two versions, one that is being written, and a spare file
+ROOM: Final = 4  # models: two versions, one that is being written, and one in reserve
 
 
 @contextmanager

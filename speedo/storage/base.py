@@ -47,11 +47,16 @@ class Store(Protocol):
         """The server's address for messages, without its password."""
         ...
 
-    def place(self, key: str, nbytes: int) -> memoryview | None:
-        """Memory for the body of the blob that will be written next, under this key, or None.
+    @property
+    def is_one_memory(self) -> bool:
+        """Whether a body made in its memory (`place`) is only looked at there, by processes of this machine."""
+        ...
 
-        A body in this memory is passed to `write` without a copy; then the memory is not the caller's any more. It also
-        becomes invalid with the next call of `place`, or when another blob is written.
+    def place(self, key: str, nbytes: int) -> memoryview | None:
+        """Memory for the body of a blob, to be written under this key or one that differs in the last number; or None.
+
+        A body in this memory is passed to `write` without a copy; until then each call for such a key returns the same
+        memory. Then it is only to be read. A key is placed by one process at most.
         """
         ...
 

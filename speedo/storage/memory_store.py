@@ -21,6 +21,8 @@ class MemoryStore:
     the latest when the number of blobs has doubled.
     """
 
+    is_one_memory: Final = False
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._blobs: dict[str, tuple[bytes, bytes, float]] = {}

@@ -104,7 +104,7 @@ class RetryingStore:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store = store
+        self._store, self.is_one_memory = store, store.is_one_memory
         self._patience = Patience(patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep)
 
     def __repr__(self) -> str:

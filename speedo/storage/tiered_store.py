@@ -21,6 +21,7 @@ class TieredStore:
     def __init__(self, near: SharedMemoryStore, far: Store, *, to_both: bool = False) -> None:
         self._near, self._far, self._to_both = near, far, to_both
         self._in_both: set[str] = set()
+        self.is_one_memory = not to_both
 
     def __repr__(self) -> str:
         return f"TieredStore({self._near!r}, {self._far!r})"

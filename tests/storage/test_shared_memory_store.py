@@ -1,4 +1,4 @@
-"""What is special to shared memory: a folder of files, room that may end, writers that die."""
+"""What is special to shared memory: files and slots in a folder, room that may end, writers that die."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def put(store: SharedMemoryStore, key: str, body: bytes) -> None:
     store.write(key, b"head", memoryview(body))
+
+
+def make(store: SharedMemoryStore, key: str, body: bytes) -> None:
+    """Write a blob whose body is made in the store's memory."""
+    memory = store.place(key, len(body))
+    assert memory is not None
+    memory[:] = body
+    store.write(key, b"head", memory)
 
 
 def get(store: SharedMemoryStore, key: str) -> bytes:
@@ -61,52 +70,95 @@ def test_a_blob_of_many_megabytes_arrives_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"x", b"nothing of ours" * 10])
 def test_a_foreign_file_is_refused(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "k").write_bytes(damage)
-    with pytest.raises(PayloadError, match=r"k in .* is damaged"):
+    with pytest.raises(PayloadError, match=r"/k is damaged"):
         SharedMemoryStore(tmp_path).read("k", memoryview(bytearray(3)))
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"nothing of ours" * 10_000])
-def test_a_foreign_file_is_not_looked_at(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / "k").write_bytes(damage)
-    with pytest.raises(PayloadError, match=r"k in .* is damaged"):
-        SharedMemoryStore(tmp_path).view("k", 100_000)
+def test_a_foreign_file_in_the_place_of_a_slot_is_not_looked_at(
+    tmp_path: Path, damage: bytes
+) -> None:
+    (tmp_path / ".slot@k@0").write_bytes(damage)
+    store = SharedMemoryStore(tmp_path)
+    with pytest.raises(MissingKeyError):
+        store.view("k", 100_000)
+    assert store.keys("") == []
 
 
 def test_a_cut_blob_is_refused(tmp_path: Path) -> None:
     store = SharedMemoryStore(tmp_path)
     put(store, "k", b"x" * 1000)
     os.truncate(tmp_path / "k", 500)
-    with pytest.raises(PayloadError, match="damaged: 500 bytes"):
+    with pytest.raises(PayloadError, match=r"damaged.*500 bytes"):
         store.read("k", memoryview(bytearray(1000)))
 
 
-def test_the_file_of_a_deleted_blob_is_used_again_for_its_kind(tmp_path: Path) -> None:
-    store, size = SharedMemoryStore(tmp_path), 100_000
-    put(store, "k:1", b"1" * size)
-    first = (tmp_path / "k:1").stat().st_ino
-    store.delete("k:1")
-    assert store.keys("") == []
+def slots(folder: Path) -> set[int]:
+    return {path.stat().st_ino for path in folder.iterdir() if path.name.startswith(".slot@")}
+
+
+def test_the_slot_of_a_deleted_blob_is_used_again_for_its_kind(tmp_path: Path) -> None:
+    store, other, size = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path), 100_000
+    make(store, "k:1", b"1" * size)
+    first = slots(tmp_path)
+    other.delete("k:1")
+    assert store.keys("") == other.keys("") == []
     with pytest.raises(MissingKeyError):
         store.read_head("k:1")
-    put(store, "other:2", b"o" * size)
-    put(store, "k:2", b"2" * size)
-    put(store, "k:3", b"3" * size)
-    files = {name: (tmp_path / name).stat().st_ino for name in ("k:2", "k:3", "other:2")}
-    assert [name for name, number in files.items() if number == first] == ["k:2"]
-    assert get(store, "k:2") == b"2" * size
-    for number in range(20):
-        put(store, f"many:{number}", b"x" * size)
-    store.delete(*store.keys(""))
-    assert len(list(tmp_path.iterdir())) <= 3 * 4
+    make(store, "k:2", b"2" * size)
+    assert slots(tmp_path) == first
+    make(store, "k:3", b"3" * size)
+    make(store, "other:2", b"o" * size)
+    assert len(slots(tmp_path)) == 3
+    assert get(other, "k:2") == b"2" * size
+    for number in range(4, 24):
+        other.delete(f"k:{number - 1}")
+        make(store, f"k:{number}", bytes([number]) * size)
+    assert len(slots(tmp_path)) == 3
+    assert get(other, "k:23") == bytes([23]) * size
 
 
-def test_a_spare_file_of_another_size_is_not_used(tmp_path: Path) -> None:
+def test_a_slot_of_another_size_is_not_used(tmp_path: Path) -> None:
     store = SharedMemoryStore(tmp_path)
-    put(store, "k:1", b"1" * 200_000)
+    make(store, "k:1", b"1" * 200_000)
     store.delete("k:1")
-    put(store, "k:2", b"2" * 100_000)
+    make(store, "k:2", b"2" * 100_000)
     assert get(store, "k:2") == b"2" * 100_000
-    assert [path.name for path in tmp_path.iterdir()] == ["k:2"]
+    assert len(slots(tmp_path)) == 1
+
+
+def test_what_has_expired_unread_is_never_written_over(tmp_path: Path) -> None:
+    """Somebody may still look at it."""
+    now = [10.0]
+    store, reader = (SharedMemoryStore(tmp_path, clock=lambda: now[0]) for _ in range(2))
+    memory = store.place("k:1", 100_000)
+    assert memory is not None
+    memory[:] = b"1" * 100_000
+    store.write("k:1", b"", memory, expire_s=5.0)
+    view = reader.view("k:1", 100_000)
+    assert view is not None
+    now[0] = 20.0
+    with pytest.raises(MissingKeyError):
+        reader.view("k:1", 100_000)
+    make(store, "k:2", b"2" * 100_000)
+    view.check()
+    assert view.body == b"1" * 100_000
+    assert len(slots(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("way", ["place", "copy"])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_blob_that_is_written_again_is_found_in_its_new_form_alone(
+    tmp_path: Path, way: str, other: bool
+) -> None:
+    store, reader = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
+    first, second = (make, put) if way == "copy" else (put, make)
+    first(store, "k:1", b"1" * 100_000)
+    assert get(reader, "k:1") == b"1" * 100_000
+    second(reader if other else store, "k:1", b"2" * 100_000)
+    assert get(store, "k:1") == get(reader, "k:1") == b"2" * 100_000
+    store.delete("k:1")
+    assert store.keys("") == reader.keys("") == []
 
 
 def test_a_body_is_made_and_looked_at_where_it_lies(tmp_path: Path) -> None:
@@ -122,12 +174,11 @@ def test_a_body_is_made_and_looked_at_where_it_lies(tmp_path: Path) -> None:
         assert view is not None
         assert (view.head, view.body) == (b"head", bytes([number]) * size)
         assert view.body.readonly
-        writer.delete(f"k:{number}")
         view.check()
+        (writer if number % 2 else reader).delete(f"k:{number}")
+        with pytest.raises(MissingKeyError, match="while it was read"):
+            view.check()
     assert len(list(tmp_path.iterdir())) == 1
-    assert writer.place("k:10", size) is not None
-    with pytest.raises(MissingKeyError, match="while it was read"):
-        view.check()
 
 
 def test_a_body_that_was_written_is_copied_when_it_is_written_again(tmp_path: Path) -> None:
@@ -146,47 +197,55 @@ def test_memory_that_was_not_used_is_given_back(tmp_path: Path) -> None:
     first = store.place("k:1", 100_000)
     assert first is not None
     first[:5] = b"first"
+    put(store, "other:1", b"o" * 100_000)
     again = store.place("k:2", 100_000)
     assert again is not None
     assert bytes(again[:5]) == b"first", "its kind and size are the same"
-    assert store.place("other:1", 100_000) is not None
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(slots(tmp_path)) == 1
     put(store, "k:3", b"3" * 100_000)
     assert get(store, "k:3") == b"3" * 100_000
-    assert store.place("k:4", 100_000) is not None
     store.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["k:3"]
+    assert {path.name for path in tmp_path.iterdir()} == {"k:3", "other:1"}
 
 
-def test_writers_that_are_killed_before_they_write_fill_no_memory(tmp_path: Path) -> None:
-    """A worker has its file from the beginning of its steps on."""
+def test_an_empty_slot_of_a_living_writer_stays_when_others_sweep(tmp_path: Path) -> None:
+    store, other = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
+    memory = store.place("k:1", 100_000)
+    assert memory is not None
+    make(other, "k:2", b"2" * 100_000)
+    assert other.keys("") == ["k:2"]
+    memory[:] = b"1" * 100_000
+    store.write("k:1", b"", memory)
+    assert get(other, "k:1") == b"1" * 100_000
+
+
+def test_slots_of_killed_writers_go_once_nothing_is_in_them(tmp_path: Path) -> None:
+    """A worker has its slot from the beginning of its steps on."""
     code = (
         "import os, pathlib, sys; from speedo.storage.shared_memory.store import SharedMemoryStore\n"
-        "SharedMemoryStore(pathlib.Path(sys.argv[1])).place('k:1', 100_000); os.kill(os.getpid(), 9)"
+        "store = SharedMemoryStore(pathlib.Path(sys.argv[1]))\n"
+        "memory = store.place('k:1', 100_000)\n"
+        "if sys.argv[2] == 'written': store.write('k:1', b'', memory)\n"
+        "os.kill(os.getpid(), 9)"
     )
-    for _ in range(3):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    for state in ("placed", "placed", "written"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path), state], check=False)
         assert len(list(tmp_path.iterdir())) == 1
-    put(SharedMemoryStore(tmp_path), "k:1", b"x" * 100_000)
-    assert [path.name for path in tmp_path.iterdir()] == ["k:1"]
+    store = SharedMemoryStore(tmp_path)
+    make(store, "k:2", b"2" * 100_000)
+    assert get(store, "k:1") == bytes(100_000)
+    store.delete("k:1")
+    assert store.keys("") == ["k:2"]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_no_memory_is_lent_where_there_is_no_room(small: Path) -> None:
-    store = SharedMemoryStore(small)
-    assert store.place("k:1", 1_100_000) is None
-    assert store.place("k:1", 900_000) is not None
+    with closing(SharedMemoryStore(small)) as store:
+        assert store.place("k:1", 1_100_000) is None
+        assert store.place("k:1", 900_000) is not None
 
 
-def test_a_process_keeps_few_files_of_a_kind_mapped(tmp_path: Path) -> None:
-    writer, reader = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
-    for number in range(30):
-        put(writer, f"k:{number}", b"x" * 100_000)
-        assert reader.view(f"k:{number}", 100_000) is not None
-    mapped = Path("/proc/self/maps").read_text().count(f"{tmp_path}/")
-    assert 0 < mapped <= 2 * 6
-
-
-def test_a_reader_whose_file_is_taken_for_another_blob_notices(tmp_path: Path) -> None:
+def test_a_reader_whose_slot_is_taken_for_another_blob_notices(tmp_path: Path) -> None:
     size = 200_000
     writer, reader = SharedMemoryStore(tmp_path), SharedMemoryStore(tmp_path)
     stop = threading.Event()
@@ -195,7 +254,7 @@ def test_a_reader_whose_file_is_taken_for_another_blob_notices(tmp_path: Path) -
         for number in itertools.count():
             if stop.is_set():
                 return
-            put(writer, "k", bytes([number % 251]) * size)
+            make(writer, "k", bytes([number % 251]) * size)
             writer.delete("k")
 
     thread = threading.Thread(target=write)
@@ -217,12 +276,17 @@ def test_a_reader_whose_file_is_taken_for_another_blob_notices(tmp_path: Path) -
     assert missing >= 20
 
 
-def test_spare_files_go_when_there_is_no_room(small: Path) -> None:
-    store = SharedMemoryStore(small)
-    put(store, "k:1", b"1" * 600_000)
-    store.delete("k:1")
-    put(store, "other:2", b"2" * 700_000)
-    assert get(store, "other:2") == b"2" * 700_000
+def test_empty_slots_go_when_there_is_no_room(small: Path) -> None:
+    with closing(SharedMemoryStore(small)) as store:
+        make(store, "k:1", b"1" * 600_000)
+        store.delete("k:1")
+        put(store, "other:2", b"2" * 700_000)
+        assert get(store, "other:2") == b"2" * 700_000
+        store.delete("other:2")
+        make(store, "k:3", b"3" * 600_000)
+        store.delete("k:3")
+        make(store, "third:4", b"4" * 700_000)
+        assert get(store, "third:4") == b"4" * 700_000
 
 
 def test_a_reader_that_began_reads_on_after_the_blob_was_replaced(tmp_path: Path) -> None:

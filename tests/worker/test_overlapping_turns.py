@@ -13,7 +13,7 @@ import pytest
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
-from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.transfer import fetch_vector, put_vector
 from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
 from speedo.messages import Kind, OwnResults, Train
 from speedo.storage import keys
@@ -49,9 +49,8 @@ def worker_of(
 
 
 def publish(worker: OverlappingWorker, center: Vector, version: int) -> None:
-    body = as_bytes(center)
-    header = header_for(body, worker.engine.layout, Kind.CENTER, version=version)
-    worker.store.write(keys.center("run", version), header.pack(), body)
+    key, layout = keys.center("run", version), worker.engine.layout
+    put_vector(worker.store, key, layout, Kind.CENTER, as_bytes(center), version=version)
 
 
 def result(worker: OverlappingWorker, ticket: int, kind: Kind = Kind.DELTA) -> Vector:

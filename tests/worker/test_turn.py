@@ -12,7 +12,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.exchange.served_vectors import PAYLOAD_EXPIRY_S
-from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.transfer import fetch_vector, put_vector
 from speedo.exchange.vector import Blob, Header, Vector, as_bytes, header_for
 from speedo.messages import Kind, Train
 from speedo.storage import keys
@@ -62,9 +62,8 @@ def make_worker(
 
 
 def publish(worker: Worker, center: Vector, version: int) -> None:
-    body = as_bytes(center)
-    header = header_for(body, worker.engine.layout, Kind.CENTER, version=version, epoch=4)
-    worker.store.write(keys.center("run", version), header.pack(), body)
+    key, layout = keys.center("run", version), worker.engine.layout
+    put_vector(worker.store, key, layout, Kind.CENTER, as_bytes(center), version=version, epoch=4)
 
 
 def command(payload: Kind = Kind.DELTA, **change: object) -> Train:
@@ -173,17 +172,19 @@ def test_in_shared_memory_a_turn_makes_the_same_payload(
 
 
 def test_a_turn_whose_center_is_taken_away_meanwhile_is_refused(tmp_path: Path) -> None:
-    """The file of the center is used for another one while the worker looks at it."""
+    """The slot of the center is used for another one while the worker looks at it."""
 
     class Slow(QuadraticEngine):
         def load_weights(self, vector: Vector) -> None:
             super().load_weights(vector)
-            other.delete(keys.center("run", 0))
-            other.write(keys.center("run", 9), b"", memoryview(bytes(vector.nbytes)))
+            master.store.delete(keys.center("run", 0))
+            publish(master, np.zeros(30_000, np.float32), 9)
 
-    engine, other = Slow(30_000), SharedMemoryStore(tmp_path)
-    worker = Worker("run", 3, 2, engine, SharedMemoryStore(tmp_path), Clock(), epoch=4)
-    publish(worker, np.ones(30_000, np.float32), 0)
+    worker, master = (
+        Worker("run", 3, 2, Slow(30_000), SharedMemoryStore(tmp_path), Clock(), epoch=4)
+        for _ in range(2)
+    )
+    publish(master, np.ones(30_000, np.float32), 0)
     with pytest.raises(MissingKeyError, match="while it was read"):
         worker.turn(command())
 

@@ -69,8 +69,20 @@ class AddDelta(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
+        self.merge_into(center, center, contributions, rate, iteration, state)
+
+    def merge_into(
+        self,
+        out: Vector,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
         for contribution in contributions:
-            add_scaled(center, contribution.vector, rate)
+            add_scaled(center, contribution.vector, rate, out)
+            center = out
 
 
 RULE = AddDelta

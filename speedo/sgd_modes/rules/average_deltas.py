@@ -41,7 +41,18 @@ class AverageDeltas(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
-        add_mean(center, contributions, rate)
+        self.merge_into(center, center, contributions, rate, iteration, state)
+
+    def merge_into(
+        self,
+        out: Vector,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        add_mean(out, center, contributions, rate)
 
 
 RULE = AverageDeltas

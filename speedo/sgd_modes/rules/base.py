@@ -76,9 +76,11 @@ class MergeRule(ABC):
     year: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
-        """What a rule promises of its merge is not inherited by one that merges otherwise."""
+        """What a rule promises of its merge is not inherited by one that merges otherwise, nor how it saves a pass."""
         super().__init_subclass__()
         if "merge" in vars(cls):
+            if "merge_into" not in vars(cls):
+                cls.merge_into = MergeRule.merge_into  # type: ignore[method-assign]
             for promise in ("by_ranges", "by_mean", "keeps_finite"):
                 setattr(cls, promise, vars(cls).get(promise, False))
 
@@ -99,6 +101,22 @@ class MergeRule(ABC):
 
         With servers `center`, the vectors of the contributions and of the state are those of one range.
         """
+
+    def merge_into(
+        self,
+        out: Vector,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
+        """Leave in `out` what `merge` makes of `center`, which stays as it is unless both are the same memory.
+
+        A rule that has this, too, saves the pass over memory that copies the center.
+        """
+        np.copyto(out, center)
+        self.merge(out, contributions, rate, iteration, state)
 
     def state_for(self, size: int, former: State = NO_STATE) -> State:
         """The state to merge with: the `former` one if it is this rule's and of `size` values, else a new one."""
@@ -122,28 +140,30 @@ def title_of(rule: type[MergeRule]) -> str:
 def merge_by(
     rule: MergeRule,
     center: Vector,
+    out: Vector,
     contributions: Sequence[Contribution],
     rate: float,
     iteration: int,
     state: State,
 ) -> None:
-    """Merge in place. Raises `TrainingStopped`, with the center as it was, if the rule fails or the outcome is not
-    finite; of a rule that keeps what is finite so, nothing is looked at."""
+    """Merge `center` into `out`, which may be the same. Raises `TrainingStopped`, with the center as it was in `out`,
+    if the rule fails or the outcome is not finite; of a rule that keeps what is finite so, nothing is looked at."""
     if rule.keeps_finite:
-        rule.merge(center, contributions, rate, iteration, state)
+        rule.merge_into(out, center, contributions, rate, iteration, state)
         return
-    former, what = center.copy(), f"rule {title_of(type(rule))} at iteration {iteration}"
+    former = center.copy() if np.may_share_memory(center, out) else center
+    what = f"rule {title_of(type(rule))} at iteration {iteration}"
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            rule.merge(center, contributions, rate, iteration, state)
-            finite = bool(np.isfinite(center).all()) and state.is_finite
+            rule.merge_into(out, center, contributions, rate, iteration, state)
+            finite = bool(np.isfinite(out).all()) and state.is_finite
         problem = "" if finite else "it made a center or a state that is not finite"
     except SpeedoError:
         raise
     except Exception as error:
         problem = f"it raised {type(error).__name__}: {error}"
     if problem:
-        np.copyto(center, former)
+        np.copyto(out, former)
         raise TrainingStopped(f"{what}: {problem}; correct the rule, or its options")
 
 
@@ -166,21 +186,24 @@ def blocks(size: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, size))
 
 
-def add_scaled(center: Vector, vector: Vector, factor: float) -> None:
-    """center += factor * vector."""
+def add_scaled(center: Vector, vector: Vector, factor: float, out: Vector | None = None) -> None:
+    """out = center + factor * vector; in place without `out`."""
+    out = center if out is None else out
     if factor == 1.0:
-        center += vector
+        np.add(center, vector, out=out)
         return
     scale = np.float32(factor)
     with scratch_blocks(1) as (scratch,):
         for block in blocks(center.size):
             part = scratch[: block.stop - block.start]
             np.multiply(vector[block], scale, out=part)
-            center[block] += part
+            np.add(center[block], part, out=out[block])
 
 
-def add_mean(center: Vector, contributions: Sequence[Contribution], rate: float) -> None:
-    """center += rate * sum_w (samples_w / samples) vector_w.
+def add_mean(
+    out: Vector, center: Vector, contributions: Sequence[Contribution], rate: float
+) -> None:
+    """out = center + rate * sum_w (samples_w / samples) vector_w; both may be the same.
 
     The mean is computed before it is added to the center: added one by one, each vector would be rounded to the
     precision of the weights, which is a ten-thousandth of a small step.
@@ -190,7 +213,7 @@ def add_mean(center: Vector, contributions: Sequence[Contribution], rate: float)
         for block in blocks(center.size):
             part = mean[: block.stop - block.start]
             sum_into(part, [one.vector[block] for one in contributions], factors, after)
-            center[block] += part
+            np.add(center[block], part, out=out[block])
 
 
 def mean_into(out: Vector, contributions: Sequence[Contribution]) -> None:

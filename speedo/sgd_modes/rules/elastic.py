@@ -58,6 +58,17 @@ class Elastic(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
+        self.merge_into(center, center, contributions, rate, iteration, state)
+
+    def merge_into(
+        self,
+        out: Vector,
+        center: Vector,
+        contributions: Sequence[Contribution],
+        rate: float,
+        iteration: int,
+        state: State = NO_STATE,
+    ) -> None:
         alpha = np.float32(rate)
         with scratch_blocks(1) as (scratch,):
             for contribution in contributions:
@@ -65,7 +76,8 @@ class Elastic(MergeRule):
                     pull = scratch[: block.stop - block.start]
                     np.subtract(contribution.vector[block], center[block], out=pull)
                     pull *= alpha
-                    center[block] += pull
+                    np.add(center[block], pull, out=out[block])
+                center = out
 
 
 def pull_towards(local: Vector, center: Vector, alpha: float, sent: Vector | None = None) -> None:

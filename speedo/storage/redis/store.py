@@ -56,6 +56,8 @@ class RedisStore:
     then deleted.
     """
 
+    is_one_memory: Final = False
+
     def __init__(
         self,
         url: str,

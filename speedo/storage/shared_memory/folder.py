@@ -53,5 +53,5 @@ def free_in(folder: Path) -> int:
 
 
 def room_for(workers: int, model_bytes: int) -> int:
-    """The most bytes that a run needs in shared memory: payloads, versions that are still read, and spare files."""
+    """The most bytes that a run needs in shared memory: payloads, versions that are still read, and empty slots."""
     return model_bytes * (3 * workers + 4)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from speedo.storage.shared_memory.store import FILE_MODE
+from speedo.storage.shared_memory.slots import FILE_MODE
 
 POLL_S: Final = 0.001
 _STRUCT: Final = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, process

@@ -96,7 +96,14 @@ class _Exchange:
     def once(self) -> None:
         """Every part of an exchange, one after another."""
         body = as_bytes(self._vector)
-        self._note("write", lambda: self._store.write("plan:probe", b"probe", body))
+
+        def write() -> None:
+            memory = self._store.place("plan:probe", len(body))
+            if memory is not None:
+                memory[:] = body
+            self._store.write("plan:probe", b"probe", body if memory is None else memory)
+
+        self._note("write", write)
         self._note("read", lambda: self._store.read("plan:probe", body))
         self._note("small", lambda: self._store.delete("plan:probe"))
         self._turn(self._rule, None, "")

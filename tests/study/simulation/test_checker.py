@@ -220,7 +220,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
     "a part is left out": (
         "sync",
         "not its replay",
-        replace(AverageDeltas, "merge", lambda *unused: None),
+        replace(AverageDeltas, "merge_into", lambda *unused: None),
     ),
     "the center changes after its publication": (
         "easgd",

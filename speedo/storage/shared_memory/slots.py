@@ -1,0 +1,121 @@
+"""Bodies in mapped memory: a slot is a file that one process writes, in place, and others map.
+
+A slot's generation, which only its writer changes, is odd while a body is there. The writer makes it even before it
+fills the slot, and odd at the end, so nobody sees the body of a killed writer; who reads compares it before and after.
+Another process deletes the body by writing its generation beside it; the writer then uses the slot again. So nobody
+waits for anybody, and a process that was stopped and goes on after it was replaced writes into its own slots alone. A
+lock on the file tells that the writer lives; a dead one's slot is removed once no body is there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from speedo.errors import PayloadError
+
+FILE_MODE: Final = 0o600
+BODY_AT: Final = 8192  # on a page of its own, behind the words, key and head
+_GENERATION, _DELETED = 0, 1  # words of 8 bytes, each read and written at once
+_HEAD_AT: Final = 16
+_MAGIC: Final = b"SPM3"
+_HEAD: Final = struct.Struct("<4sIId")  # magic, bytes of key and head, expiry
+_KEY_AT: Final = _HEAD_AT + _HEAD.size
+
+
+class Found(NamedTuple):
+    """A body in a slot."""
+
+    slot: Slot
+    generation: int
+    key: str
+    head: bytes
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is still there."""
+        return self.slot.generation == self.generation
+
+
+class Slot:
+    """The mapped file at `path`; one's own if `file`, the open file, is given. Raises `OSError`, `PayloadError`.
+
+    `once`: its name is that of its key, and it is removed with its body.
+    """
+
+    def __init__(self, path: str, file: int | None = None, *, once: bool = False) -> None:
+        self.path, self.file, self._once = path, file, once
+        flags = mmap.MAP_SHARED | (0 if file is None else getattr(mmap, "MAP_POPULATE", 0))
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC) if file is None else file
+        try:
+            size = os.fstat(opened).st_size
+            memory = memoryview(mmap.mmap(opened, size, flags) if size else b"")
+        finally:
+            if file is None:
+                os.close(opened)
+        if size < BODY_AT or (file is None and bytes(memory[_HEAD_AT : _HEAD_AT + 4]) != _MAGIC):
+            raise PayloadError(f"{path} is damaged, or not of this version: {size} bytes in all")
+        self._memory, self.body = memory, memory[BODY_AT:]
+        self._words = memory[:_HEAD_AT].cast("Q")
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            memory[_HEAD_AT : _HEAD_AT + 4] = _MAGIC
+
+    @property
+    def generation(self) -> int:
+        """Of the body that is there; 0 if there is none."""
+        generation = self._words[_GENERATION]
+        return generation if generation % 2 and self._words[_DELETED] != generation else 0
+
+    def fill(self, key: str, head: bytes, end: float) -> None:
+        """Show the body that was written into this empty slot of one's own, until `end`."""
+        name = key.encode()
+        _HEAD.pack_into(self._memory, _HEAD_AT, _MAGIC, len(name), len(head), end)
+        self._memory[_KEY_AT : _KEY_AT + len(name) + len(head)] = name + head
+        self._words[_GENERATION] += 1
+
+    def look(self, now: float) -> Found | None:
+        """The body that is there and has not expired."""
+        generation = self.generation
+        if not generation:
+            return None
+        _, key_bytes, head_bytes, end = _HEAD.unpack_from(self._memory, _HEAD_AT)
+        stop = _KEY_AT + key_bytes
+        key, head = self._memory[_KEY_AT:stop], self._memory[stop : stop + head_bytes]
+        found = Found(self, generation, str(key, "utf-8", "replace"), bytes(head))
+        return found if end > now and found.stays else None
+
+    def empty(self) -> None:
+        """Delete the body, if there is one."""
+        if self._once:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+        elif self.file is None:
+            self._words[_DELETED] = self.generation
+        elif self._words[_GENERATION] % 2:
+            self._words[_GENERATION] += 1
+
+    def let_go(self, *, remove: bool = False) -> None:
+        """Unlock it and remove its file, if it is one's own; the memory goes with the last who looks at it."""
+        file, self.file = self.file, None
+        if file is not None:
+            if remove:
+                with suppress(OSError):
+                    os.unlink(self.path)
+            os.close(file)
+
+
+def remove_if_over(path: str, now: float) -> None:
+    """Remove a slot in which nothing is, and whose writer is dead. Raises `OSError`, `PayloadError`."""
+    slot = Slot(path)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if it lives
+        if slot.look(now) is None:
+            os.unlink(path)
+    finally:
+        os.close(file)
