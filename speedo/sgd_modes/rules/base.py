@@ -8,21 +8,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from speedo.errors import SpeedoError, TrainingStopped
 from speedo.exchange.vector import Vector
-from speedo.messages import Kind
+from speedo.messages import Kind, record
 from speedo.sgd_modes.rules.state import NO_STATE, State
 
 BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 _spare: list[Vector] = []  # taken and put back whole, so threads may share it
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contribution:
     """One payload with the number of samples behind it.
 
