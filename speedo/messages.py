@@ -114,10 +114,7 @@ class Trained:
 
 @record
 class Refused:
-    """A result whose payload cannot be merged: not finite, wrong layout, damaged or missing.
-
-    Without `blame` the worker is not at fault, as when the store lost its data.
-    """
+    """A payload that cannot be merged; without `blame` the worker is not at fault, as when the store lost its data."""
 
     worker: int
     incarnation: int
@@ -180,10 +177,7 @@ class StateSaved:
 
 @record
 class Checkpointed:
-    """A checkpoint of this many `bytes` is on the disk, 0 if none; `problem` is why there is none, or what it lacks.
-
-    `histories` are the workers whose solver histories it has.
-    """
+    """A checkpoint of these `bytes`, 0 if none, and these workers' histories; `problem` is why none, or what it lacks."""
 
     version: int
     iteration: int
@@ -410,16 +404,13 @@ class Snapshot:
 
 @record
 class KeepBest:
-    """Write this tested version as the best so far, by its `output`; `problem` is what kept it from the disk.
-
-    `higher`: of this output a higher value is better.
-    """
+    """Write this tested version as the best so far, by its `output`; `problem` is what kept it from the disk."""
 
     version: int
     iteration: int
     output: str
     value: float
-    higher: bool
+    higher: bool  # of this output a higher value is better
     problem: str = ""
 
 
