@@ -177,7 +177,7 @@ class StateSaved:
 
 @record
 class Checkpointed:
-    """A checkpoint of these `bytes`, 0 if none, and these workers' histories; `problem` is why none, or what it lacks."""
+    """A checkpoint of these `bytes`, 0 if none, and workers' `histories`; `problem` is why none, or what it lacks."""
 
     version: int
     iteration: int

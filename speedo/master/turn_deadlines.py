@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from speedo.master.reasons import pauses_too_long, turn_overdue
-from speedo.messages import Event, Left, Pause, Train, record
+from speedo.messages import Event, Left, Pause, Train
 
 HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
 TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
@@ -17,7 +17,7 @@ MOST_PATIENCE: Final = 4.0  # times the deadline, for a slot that was overdue ag
 FEWEST_TURNS: Final = 5  # before this many are known the deadline is the user's timeout
 
 
-@record
+@dataclass(slots=True)
 class TurnUnderWay:
     """Its command, and when it began: when it was issued or, if issued ahead, when the turn before it ended.
 
@@ -155,11 +155,11 @@ class TurnsUnderWay:
         for one in self._turns.pop(worker, ()):
             if not self.outstanding(worker, one.command.ticket):
                 over.append(one.command)
-            elif left or not over:
-                left.append(one)
-            else:  # it begins now
-                left.append(TurnUnderWay(one.command, now))
+                continue
+            if over and not left:
+                one.began = now
                 self.deadlines.add(one.command, now)
+            left.append(one)
         if left:
             self._turns[worker] = left
         return over

@@ -186,7 +186,7 @@ class MetricsLog:
         return self._file.close()
 
     def _write(self, now: float, event: str, fields: Mapping[str, Any]) -> None:
-        self._last = round(now - self._start, 6)
+        self._last = int(1e6 * (now - self._start) + 0.5) / 1e6  # `round` takes ten times as long
         self._file.write(line_of({"time": self._last, "event": event, **fields}))
         if bool(self._file.problem) != bool(self._told):
             self._told = self._file.problem and (
