@@ -30,7 +30,7 @@ from speedo.errors import ConfigError, TeamBrokenError
 from speedo.exchange.collective import SAME_CALLS, Array
 from speedo.exchange.host_links import HostLinks
 
-PIECE: Final = 1 << 18  # bytes at most
+PIECE: Final = 1 << 19  # bytes at most; measured: half as much takes a fifth more processor time
 EACH: Final = 4  # pieces that begin at each leader, if they are not too small: else little overlaps
 LEAST_PIECE: Final = 1 << 15
 LOT: Final = (
