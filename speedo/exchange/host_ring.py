@@ -10,11 +10,14 @@ goes on once it has come and is ready here, and what is on its way goes before w
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import socket
 import ssl
 import struct
+import sys
+import termios
 import threading
 import time
 from bisect import bisect_right
@@ -37,13 +40,26 @@ LOT: Final = (
     1 << 17
 )  # bytes for which a reader is woken; for each packet it costs half as much again
 LOOK_EVERY_S: Final = 0.5  # for members that are gone; who waits says so to the next as often
-GRACE_S: Final = 1.0  # in which those who know better say who is slow
+GRACE: Final = 1.5  # times the limit; until then those who know better say who is slow
 SLOWEST_BYTES_PER_S: Final = 4e6  # a third of 100 Mbit/s
 MOST_WORDS: Final = 4000  # bytes
 HEADER: Final = struct.Struct("<BBHIQ")  # what it is, asks, host, piece or length of words, bytes
 SAYS, PART, WHOLE, WAITS = range(1, 5)
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _NOTHING: Final = memoryview(b"")
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """The memory of a contiguous array."""
+    return memoryview(array.data).cast("B") if array.nbytes else _NOTHING
+
+
+def bounds_of(size: int, itemsize: int, hosts: int) -> list[int]:
+    """Where the pieces of a vector begin, and its end: a multiple of `hosts` pieces, of which some may be empty."""
+    nbytes = size * itemsize
+    pieces = max(1, -(-nbytes // PIECE), min(EACH * hosts, nbytes // LEAST_PIECE))
+    count = -(-pieces // hosts) * hosts if size else 0
+    return [size * piece // count for piece in range(count + 1)] if count else [0]
 
 
 class Call:
@@ -113,12 +129,7 @@ class Call:
         return 2 * self.flat.nbytes + sum(map(len, self.rows))
 
 
-def bounds_of(size: int, itemsize: int, hosts: int) -> list[int]:
-    """Where the pieces of a vector begin, and its end: a multiple of `hosts` pieces, of which some may be empty."""
-    nbytes = size * itemsize
-    pieces = max(1, -(-nbytes // PIECE), min(EACH * hosts, nbytes // LEAST_PIECE))
-    count = -(-pieces // hosts) * hosts if size else 0
-    return [size * piece // count for piece in range(count + 1)] if count else [0]
+NO_CALL: Final = Call("", asks=False, own=0, hosts=1)
 
 
 class HostRing:
@@ -142,7 +153,7 @@ class HostRing:
         self._after_is_over = False
         self._lot = 1  # bytes for which a reader is woken
         self._header = bytearray(HEADER.size)
-        self._call = Call("", asks=False, own=0, hosts=1)
+        self._call = NO_CALL
         self._onward: deque[list[memoryview]] = deque()  # what has come, and is passed on
         self._begun: deque[list[memoryview]] = deque()  # what begins here
         self._sending: list[memoryview] = []
@@ -172,9 +183,7 @@ class HostRing:
                 into = into[count:] or next(reading, None)
             if not moved:
                 self._wait(into, gone)
-        self._call = Call(
-            "", asks=False, own=0, hosts=1
-        )  # nothing of the vector is held any longer
+        self._call = NO_CALL  # the vector is let go
 
     # ------------------------------------------------------------ what comes
 
@@ -379,11 +388,20 @@ class HostRing:
             self._is_late(self._links.prior)
         if any(call.lacks):
             self._since = now
-        limit = self._since + patience_s + call.link_bytes() / SLOWEST_BYTES_PER_S
-        if now > limit and self._sending:
-            self._is_late(self._links.next)
-        if now > limit + GRACE_S:
-            self._is_late(self._awaited if call.to_hear else self._links.prior)
+        limit_s = patience_s + call.link_bytes() / SLOWEST_BYTES_PER_S
+        if now < self._since + limit_s:
+            return
+        unread = int.from_bytes(fcntl.ioctl(self._after, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        is_slow = bool(self._sending) or unread > HEADER.size
+        if now < self._since + (1.0 if is_slow else GRACE) * limit_s:
+            return
+        if is_slow:
+            own, after = self._leaders[call.own], self._leaders[call.next]
+            raise TeamBrokenError(
+                f"the way from worker {own} to worker {after} is too slow: {call.link_bytes() / 1e6:.1f} MB did not "
+                f"pass within {limit_s:.1f} s"
+            )
+        self._is_late(self._awaited if call.to_hear else self._links.prior)
 
     def _is_late(self, host: int) -> NoReturn:
         came = "does not go on" if not self._call.to_hear else "does not come"
@@ -412,8 +430,3 @@ class HostRing:
     def _lost(self, host: int) -> NoReturn:
         self._links.why(host)
         raise TeamBrokenError(f"worker {self._leaders[host]} has ended its connection")
-
-
-def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
-    """The memory of a contiguous array."""
-    return memoryview(array.data).cast("B") if array.nbytes else _NOTHING
