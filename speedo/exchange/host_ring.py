@@ -5,7 +5,8 @@ so all know that all have called the same. A vector goes in pieces, whose bounds
 A piece begins at the leader after its owner; each leader on the way adds its own values; the owner, which is the last,
 has the sum, and it goes around once more. So the order of a sum depends on nothing but the place in the vector, all
 hosts have the same bits, and each link carries 2 (n - 1) / n of the vector. Pieces do not wait for each other: each
-goes on once it has come and is ready here, and what is on its way goes before what begins.
+goes on once it has come and is ready here, in that order. So a link has something to carry to the end; with those
+before that are already on their way the last ones would have the ring for themselves.
 """
 
 from __future__ import annotations
@@ -154,8 +155,7 @@ class HostRing:
         self._lot = 1  # bytes for which a reader is woken
         self._header = bytearray(HEADER.size)
         self._call = NO_CALL
-        self._onward: deque[list[memoryview]] = deque()  # what has come, and is passed on
-        self._begun: deque[list[memoryview]] = deque()  # what begins here
+        self._queue: deque[list[memoryview]] = deque()  # what is to be sent
         self._sending: list[memoryview] = []
         self._counts = True  # whether that is one of what the call has to send
         self._held: dict[int, Array] = {}  # parts of pieces that are not ready here
@@ -276,8 +276,7 @@ class HostRing:
             if call.own == call.owner(piece):
                 self._is_done(piece)
             return
-        begins = call.own == call.begins(piece)
-        if not begins:
+        if call.own != call.begins(piece):
             came = self._held.pop(piece, None)
             if came is None:
                 return
@@ -287,14 +286,13 @@ class HostRing:
         if call.own == call.owner(piece):
             self._is_done(piece)
         else:
-            self._pass_on(PART, call.own, piece, bytes_of(own), later=begins)
+            self._pass_on(PART, call.own, piece, bytes_of(own))
 
     def _is_done(self, piece: int) -> None:
         call = self._call
         call.done[piece] = 1
         if call.next != call.owner(piece):
-            later = call.combine is None
-            self._pass_on(WHOLE, call.own, piece, bytes_of(call.part(piece)), later=later)
+            self._pass_on(WHOLE, call.own, piece, bytes_of(call.part(piece)))
         if call.changed is not None:
             with call.changed:
                 call.changed.notify_all()
@@ -306,13 +304,11 @@ class HostRing:
         number: int,
         *bodies: memoryview,
         asks: int | None = None,
-        later: bool = False,
     ) -> None:
         asks = self._call.asks if asks is None else asks
         length = len(bodies[-1])
         header = memoryview(HEADER.pack(what, asks, host, number, length))
-        queue = self._begun if later else self._onward
-        queue.append([one for one in (header, *bodies) if len(one)])
+        self._queue.append([one for one in (header, *bodies) if len(one)])
 
     # ------------------------------------------------------------ both ends
 
@@ -331,10 +327,9 @@ class HostRing:
     def _write(self) -> bool:
         """Whether more may be written at once."""
         if not self._sending:
-            queue = self._onward or self._begun
-            if not queue:
+            if not self._queue:
                 return False
-            self._sending, self._counts = queue.popleft(), True
+            self._sending, self._counts = self._queue.popleft(), True
         views = self._sending
         try:
             count = self._after.sendmsg(views) if self._is_plain else self._after.send(views[0])
