@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import select
 import socket
 import ssl
 import threading
@@ -35,7 +34,7 @@ MOST_STRANGERS: Final = 32  # whose proofs are awaited at once; the first of mor
 PROOF_S: Final = 5.0  # for a connection, and for the proof of both ends
 TRY_S: Final = 20.0  # to connect to one that listens
 AGAIN_S: Final = 0.1
-LOOK_S: Final = 0.005  # into the store
+LOOK_S: Final = 0.005  # into the store, and who has connected
 ASK_S: Final = 0.5  # whether a member is gone
 NONCE: Final = 32  # bytes; a proof has as many
 KEPT: Final = 2.0  # times the patience; nobody waits longer for what stands in the store
@@ -109,11 +108,9 @@ class HostLinks:
         """The socket from the leader before, and that to the one after. Raises `TeamBrokenError`, `ConfigError`."""
         listener = self._listen()
         began = asked = time.monotonic()
-        ready = select.poll()
-        ready.register(listener, select.POLLIN)
         while len(self._sockets) < 2:
             self._look()
-            if self.prior in self._found:
+            if self.prior in self._found and 0 not in self._sockets:
                 self._accept(listener)
             self._take()
             now = time.monotonic()
@@ -123,10 +120,7 @@ class HostLinks:
                     raise TeamBrokenError(gone)
             if now - began > self._patience_s:
                 raise TeamBrokenError(self._who_is_missing())
-            if self.prior in self._found:
-                ready.poll(1000 * LOOK_S)
-            else:
-                time.sleep(LOOK_S)
+            time.sleep(LOOK_S)
         listener.close()
         return self._sockets[0], self._sockets[1]
 
@@ -186,8 +180,8 @@ class HostLinks:
     # ------------------------------------------------------------ both ends
 
     def _accept(self, listener: socket.socket) -> None:
-        """Hear in threads of their own who has connected."""
-        while 0 not in self._sockets:
+        """Hear in threads of their own who has connected; few at once, so that a member has the time to prove it."""
+        for _ in range(MOST_STRANGERS // 2):
             try:
                 other, _ = listener.accept()
             except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from speedo.exchange.host_links import ANY_PORT, Rendezvous
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.system.json_lines import line_of, values_of
-from tests.support.network import network
+from tests.support.network import limit, network
 from tests.support.ring_order import ring_sum
 
 Answer = TypeVar("Answer")
@@ -394,9 +395,29 @@ def test_a_host_that_is_cut_off_is_named_within_the_patience(tmp_path: Path) -> 
             began = time.monotonic()
             said = [one.communicate(timeout=LIMIT_S)[0].splitlines()[-1] for one in found]
             assert time.monotonic() - began < 12
-    assert "worker 1 does not" in said[2]
-    assert said[0] == said[2]
-    assert "worker 0 does not" in said[1]
+    # On a busy machine the limit of the call may be over first.
+    for one in (said[0], said[2]):
+        assert re.search("worker 1 does not|to worker 1 is too slow", one), said
+    assert re.search("worker 0 does not|from worker 1 to", said[1]), said
+
+
+def test_a_host_whose_cable_is_too_slow_ends_the_call_of_all(tmp_path: Path) -> None:
+    """A round of 8 MB on each link may take the patience and 2 s."""
+    with network(3) as hosts:
+        insides, addresses = [one.inside for one in hosts], [one.address for one in hosts]
+        with processes(tmp_path, "until_broken()", 3, 2, insides, addresses) as found:
+            for one in found:
+                assert one.stdout is not None
+                assert one.stdout.readline() == "done\n"
+            limit(hosts[1], 1)
+            began = time.monotonic()
+            said = {one.communicate(timeout=LIMIT_S)[0].splitlines()[-1] for one in found}
+            assert time.monotonic() - began < 15
+    # If the cable carries nothing at all for so long, the worker behind it is one that does not go on.
+    assert all(
+        re.search(r"worker 1 (does not go on|to worker 2 is too slow)|to worker 1 is too slow", one)
+        for one in said
+    ), said
 
 
 # ---------------------------------------------------------------- who is no member

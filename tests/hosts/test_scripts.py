@@ -70,8 +70,10 @@ def test_scripts_on_two_hosts_train_each_record_once_and_all_have_the_model(
 def test_collectives_are_of_all_workers_wherever_they_are(
     speedo: Commands, hosts: list[Host], tmp_path: Path
 ) -> None:
+    """Also where what hosts exchange is encrypted."""
     chief, other, third = hosts
-    first = speedo.start(*master(chief, "--workers", "4", "--mode", "async"), inside=chief.inside)
+    words = master(chief, "--workers", "4", "--mode", "async", "--redis-tls")
+    first = speedo.start(*words, inside=chief.inside)
     some = (
         speedo.start(*worker(chief, 1, "collect.py"), inside=chief.inside),
         speedo.start(*worker(chief, 2, "collect.py"), inside=other.inside),
