@@ -62,8 +62,16 @@ class BeginSum:
     vector: Vector
 
 
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A wish for the rows of all members in `out`, row by row, of which those of this host are in `rows`."""
+
+    rows: Array
+    out: Array
+
+
 # What a member needs of the others before it goes on: None, to meet those of its host; the sum of an array over hosts.
-Wait = Array | BeginSum | Reduction | None
+Wait = Array | BeginSum | Gather | Reduction | None
 
 
 class Membership:
@@ -83,6 +91,7 @@ class Membership:
         self.round_s = math.inf
         self.exchange: HostExchange | None = None
         self._formed, self._patience_s = 0, 0.0
+        self._spread: tuple[tuple[int, ...], ...] = ()
 
     def enter(self, team: Team, size: Callable[[int], int]) -> memoryview:
         """Be a member of this team: the memory of `size(members of this host)` bytes that these share.
@@ -90,6 +99,7 @@ class Membership:
         Connections of the same gathering are used again. Raises `TeamBrokenError`.
         """
         self.rank, self.here = team.workers.index(self._worker), here_of(team, self._worker)
+        self._spread = team.spread
         if team.formed != self._formed:
             self.round_s = math.inf
             self._leave_hosts("")
@@ -125,6 +135,9 @@ class Membership:
             return self.exchange.begin_all_reduce("sum", wait.vector)
         if wait is None:
             self.meet()
+        elif isinstance(wait, Gather):
+            assert self.exchange is not None
+            self.exchange.all_gather("factors", wait.rows, self._spread, wait.out)
         elif isinstance(wait, np.ndarray):
             self.sum_over_hosts(wait)
         else:
