@@ -238,6 +238,9 @@ class RunConfig(_Run):
         "A team that has all workers of the run merges its rounds itself, and reports every S seconds; 0: after each "
         "round. If a member dies, the work since the last report is lost.", Seconds("after each round"),
         source="chosen: little is lost, and reports cost little", group=TRAVEL)] = 0.5
+    factors: Annotated[Literal["auto", "off"], Option(
+        "auto: a team over hosts exchanges the gradient of an inner product as two factors if those are fewer bytes; "
+        "off: never.", source="fewer bytes; the sum differs by its rounding", group=TRAVEL)] = "auto"
     engine: Annotated[EngineName | None, Option(
         "What computes: caffe (pycaffe) or torch (PyTorch, also on GPUs).",
         usual="$SPEEDO_ENGINE, or caffe; torch where only PyTorch is installed", source="pycaffe is the reference",
