@@ -364,7 +364,7 @@ class Coordinator(TurnBook):
     def _let_train(self, actions: list[Action]) -> None:
         """Issue the turns that were decided."""
         more, self._more = self._more, False
-        units, self._to_train = tuple(self._to_train), []
+        units, self._to_train = self._to_train, []
         if units and not self.finished:
             self._train(units, actions)
         self._more = more
@@ -397,25 +397,20 @@ class Coordinator(TurnBook):
         self._tests[self.version] = (self.iteration, self.samples)
         actions.append(Evaluate(self.version, self.iteration))
 
-    def _train(self, units: tuple[int, ...], actions: list[Action]) -> None:
+    def _train(self, units: list[int], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
         left = self.plan.samples - self.samples - self._samples_in_flight
         workers = [worker for unit in units for worker in self._workers_of(unit)]
-        per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        steps = max(
-            1,
-            min(
-                self._length.at(self.iteration), -(-left // max(1, per_step * self._tuning.batches))
-            ),
-        )
+        members = [(worker, self.members[worker]) for worker in workers]
+        per_step = sum([member.samples_per_step for _, member in members]) * self._tuning.batches
+        steps = max(1, min(self._length.at(self.iteration), -(-left // max(1, per_step))))
         enough = len(self.members) >= self._needed
         for unit in units:
             if unit in self._teams and left > 0 and enough and self._workers_of(unit):
                 left -= self._issue_to_team(unit, steps, left, actions)
-        alone = [worker for worker in workers if self.members[worker].unit == worker]
-        for depth in range(max((self.members[worker].depth for worker in alone), default=0)):
-            for worker in alone:
-                member = self.members[worker]
+        alone = [(worker, member) for worker, member in members if member.unit == worker]
+        for depth in range(max([member.depth for _, member in alone], default=0)):
+            for worker, member in alone:
                 if left > 0 and enough and len(member.turns) == depth and member.has_room:
                     turn = self._begin_turn(member, steps, self.strategy.rule)
                     actions.append(self._command(worker, member, turn, steps))
