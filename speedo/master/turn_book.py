@@ -338,12 +338,10 @@ class TurnBook:
         team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
         told = None
         if len(workers) > 1:
-            members = tuple(
-                (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
-                for worker in workers
-            )
-            spread = spread_of([self.members[worker].meets for worker in workers])
-            team.spans = bool(spread)
+            those = [(worker, self.members[worker]) for worker in workers]
+            members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
+            spread = spread_of([it.meets for _, it in those])
+            team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
