@@ -2,9 +2,9 @@
 
     python -m bench.decisions [--together 1 4 16] [--floats 4 430500] [--results 2000] [--rounds 3]
 
-Driver, coordinator, center, status and run log are the real ones, in mode async with one local step, over shared
-memory; the payloads are there when the driver asks for the next result, and writing them is not counted. Ratios are
-those of the same round.
+Driver, coordinator, center, divergence watch, status and run log are the real ones, in mode async with one local step;
+the payloads are there when the driver asks for the next result, and writing them is not counted. Ratios are those of
+the same round. Each size is measured over shared memory; the first also over a dictionary, which leaves the Python.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from speedo.exchange.served_vectors import Exchange, Sender, Stores
 from speedo.exchange.vector import Blob, Layout
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
+from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver
 from speedo.master.observers import Observers
 from speedo.master.turn_book import Plan
@@ -28,6 +29,8 @@ from speedo.messages import Command, Event, Joined, Kind, Train, Trained
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta
+from speedo.storage.base import Store
+from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.watch.status import StatusBoard
 
@@ -70,18 +73,26 @@ class Feeder:
         raise AssertionError(reason)
 
 
-def measure(floats: int, workers: int, results: int, *, together: bool) -> float:
+def measure(
+    floats: int, workers: int, results: int, *, together: bool, in_memory: bool = False
+) -> float:
     """Milliseconds of a result."""
     layout = Layout((Blob("weights", (floats,)),))
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as shared,
         tempfile.TemporaryDirectory() as run,
     ):
-        store, theirs = SharedMemoryStore(Path(shared)), SharedMemoryStore(Path(shared))
+        store: Store = SharedMemoryStore(Path(shared))
+        theirs: Store = SharedMemoryStore(Path(shared))
+        if in_memory:
+            store = theirs = MemoryStore()
+        watch = DivergenceWatch("async", workers)
         cluster = Feeder(
             Exchange("bench", layout, [Stores(theirs)]), layout, workers, together=together
         )
-        center = Center("bench", layout.zeros(), layout, store, clock=time.monotonic)
+        center = Center(
+            "bench", layout.zeros(), layout, store, clock=time.monotonic, divergence=watch
+        )
         log = MetricsLog(Path(run), time.monotonic())
         driver = Driver(
             Coordinator(Asynchronous(AddDelta()), Plan(BATCH, results, workers)),
@@ -89,6 +100,7 @@ def measure(floats: int, workers: int, results: int, *, together: bool) -> float
             cluster,
             Observers(StatusBoard("async", results, BATCH), log),
             time.monotonic,
+            divergence=watch,
             together=log.together,
         )
         began = time.perf_counter()
@@ -108,17 +120,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     rows = [["floats", "workers", "alone, ms", "together, ms", "alone / together"]]
-    for floats in arguments.floats:
+    sizes = [(arguments.floats[0], True), *((floats, False) for floats in arguments.floats)]
+    for floats, in_memory in sizes:
         for workers in arguments.together:
             found = []
             for _ in range(arguments.rounds):
-                alone = measure(floats, workers, arguments.results, together=False)
-                found.append((alone, measure(floats, workers, arguments.results, together=True)))
+                alone, other = (
+                    measure(floats, workers, arguments.results, together=one, in_memory=in_memory)
+                    for one in (False, True)
+                )
+                found.append((alone, other))
             ratio = statistics.median(one / other for one, other in found)
             alone, other = (statistics.median(column) for column in zip(*found, strict=True))
-            rows.append(
-                [f"{floats:,}", str(workers), f"{alone:.3f}", f"{other:.3f}", f"{ratio:.2f}"]
-            )
+            size = f"{floats:,}, no store" if in_memory else f"{floats:,}"
+            rows.append([size, str(workers), f"{alone:.3f}", f"{other:.3f}", f"{ratio:.2f}"])
     print(text(rows))
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from speedo.errors import PayloadError
-from speedo.messages import Kind
+from speedo.messages import Kind, record
 
 Vector = npt.NDArray[np.float32]
 
@@ -105,7 +105,7 @@ class Layout:
         return np.zeros(self.size, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Header:
     """Describes the bytes after it. `worker`, `incarnation` and `ticket` are 0 for a center.
 

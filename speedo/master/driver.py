@@ -182,14 +182,18 @@ class Driver:
         )
 
     def _step(self) -> None:
+        first_missed = self._first_missed()
+        wait_s = self._next_deadline(first_missed) - self.clock()
+        event = self.cluster.next_event(max(0.0, wait_s))
         now = self.clock()
-        event = self.cluster.next_event(max(0.0, self._next_deadline() - now))
-        now = self.clock()
-        missed = self._first_missed() <= now
+        missed = first_missed <= now
         if event is not None:
             self._heard = now
-            most = sys.maxsize if missed else MOST_TOGETHER - 1
-            self._take_together([event, *self.cluster.waiting(most)])
+            waiting = self.cluster.waiting(sys.maxsize if missed else MOST_TOGETHER - 1)
+            if waiting:
+                self._take_together([event, *waiting])
+            else:
+                self._take(event)
         if event is None or missed:
             if self._outage_has_ended():
                 self._turns.grant(self.clock())
@@ -215,7 +219,7 @@ class Driver:
 
     def _take_together(self, events: list[Event]) -> None:
         """Decide one after another. Versions between the first merge and the last command are not published."""
-        with self.together() if len(events) > 1 else nullcontext():
+        with self.together():
             workers = set[int]()
             for event, after in zip_longest(events, events[1:]):
                 more = False
@@ -230,7 +234,10 @@ class Driver:
         """`more`: the next event waits already, and both are results, of different workers."""
         now = self.clock()
         self.observer.saw(event, now)
-        if isinstance(event, Tested):
+        if isinstance(event, Trained):
+            if self.coordinator.outstanding(event.worker, event.ticket):
+                self._turns.measure(event.worker, event.ticket, self._heard)
+        elif isinstance(event, Tested):
             self._on_tested(event)
         elif isinstance(event, Testing):
             self._wait_for_tests()
@@ -240,19 +247,16 @@ class Driver:
             self.checkpoints.saw(event)
         elif isinstance(event, Refused) and not event.blame:
             self.center.restore()
-        elif isinstance(event, Trained) and self.coordinator.outstanding(
-            event.worker, event.ticket
-        ):
-            self._turns.measure(event.worker, event.ticket, self._heard)
         self._carry_out_all(self._actions_after(event, more), more)
         if self.divergence is not None and self.divergence.reason and self._finish is None:
             self._carry_out_all(self._actions_after(StopAsked(self.divergence.reason)))
         if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
             self.best.forget(event.version)
-        if isinstance(event, (Joined, Left, Trained, Refused, Pause)):
-            self._turns.heard(event, self.clock())
-            self._release(self._turns.settle(event.worker, self.clock()))
-            self._turns.hurry(self.coordinator.broken_off, self.clock())
+        if isinstance(event, (Trained, Joined, Left, Refused, Pause)):
+            now = self.clock()
+            self._turns.heard(event, now)
+            self._release(self._turns.settle(event.worker, now))
+            self._turns.hurry(self.coordinator.broken_off, now)
         if self._finish is None and not self.coordinator.members and self.all_trained():
             self._carry_out_all(self.coordinator.end(ALL_TRAINED))  # who died is not waited for
         if not more:
@@ -402,13 +406,15 @@ class Driver:
 
     def _first_missed(self) -> float:
         """When the first deadline of turns, tests and missing workers is missed; infinity without one."""
-        soonest = min(self._turns.soonest(), *self._tests.values(), float("inf"))
+        soonest = self._turns.soonest()
+        if self._tests:
+            soonest = min(soonest, *self._tests.values())
         if self._short_since is not None and self._finish is None:
             soonest = min(soonest, self._short_since + self._join_limit())
         return soonest
 
-    def _next_deadline(self) -> float:
-        soonest = min(self._first_missed(), self._time_limit())
+    def _next_deadline(self, first_missed: float) -> float:
+        soonest = min(first_missed, self._time_limit())
         if self._turns:
             soonest = min(soonest, self._heard + QUIET_S)
         if self.checkpoints is not None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from speedo.master.teams import Stretch, TeamUnit, spread_of
 from speedo.messages import (
+    NO_RESULTS,
     NO_TUNING,
     Action,
     Drop,
@@ -22,6 +23,7 @@ from speedo.messages import (
     Train,
     Trained,
     Tuning,
+    record,
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.hybrid import Hybrid
@@ -79,7 +81,7 @@ class Turn:
     may_end_early: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Merged:
     """The merge that a worker's latest result went into, of ticket `ticket`."""
 
@@ -151,7 +153,7 @@ class Member:
         return samples
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Held:
     """The results of a unit, whose payload is received, and that wait for the strategy's decision."""
 
@@ -160,7 +162,7 @@ class Held:
     length: Length = 1  # of the turns of its phase
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Receive:
     """Take the payload of this result out of the store, to be merged by this rule; handed back when that is done."""
 
@@ -223,7 +225,8 @@ class TurnBook:
 
     def outstanding(self, worker: int, ticket: int) -> bool:
         """Whether this worker still owes the result of this ticket."""
-        return worker in self.members and self.members[worker].turn(ticket) is not None
+        member = self.members.get(worker)
+        return member is not None and member.turn(ticket) is not None
 
     def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
         """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
@@ -335,12 +338,10 @@ class TurnBook:
         team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
         told = None
         if len(workers) > 1:
-            members = tuple(
-                (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
-                for worker in workers
-            )
-            spread = spread_of([self.members[worker].meets for worker in workers])
-            team.spans = bool(spread)
+            those = [(worker, self.members[worker]) for worker in workers]
+            members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
+            spread = spread_of([it.meets for _, it in those])
+            team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
@@ -375,31 +376,30 @@ class TurnBook:
         self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None
     ) -> Train:
         """The turn that was just begun, for its worker."""
-        rule, former = self.strategy.rule, member.turns[-2] if len(member.turns) > 1 else None
-        ahead = sum(one.samples for one in member.turns[:-1])
+        rule, tuning = self.strategy.rule, self._tuning
         moving_rate, merged = member.catch_up(rule, self.version)
         if isinstance(turn.rule, TakeCenter) and (made := member.made(turn.rule, self.version)):
             merged = made.ticket
-        carry_over, member.merged = member.merged is not None or former is not None, None
-        own = (
-            OwnResults(merged)
-            if former is None
-            else OwnResults(merged, former.ticket, self._rate(rule))
-        )
+        carry_over, member.merged = member.merged is not None, None
+        samples, own = self.samples, OwnResults(merged) if merged else NO_RESULTS
+        if len(member.turns) > 1:
+            *former, _ = member.turns
+            samples += sum(one.samples for one in former)
+            carry_over, own = True, OwnResults(merged, former[-1].ticket, self._rate(rule))
         return Train(
             worker,
             member.incarnation,
             turn.ticket,
             self.version,
-            self.samples + ahead,
+            samples,
             steps,
-            self._samples_per_step * self._tuning.batches,
+            self._samples_per_step * tuning.batches,
             turn.rule.payload,
             moving_rate,
             carry_over,
             own,
             team,
-            self._tuning,
+            tuning,
             self._length.norm if steps > 1 else 0.0,
             self.plan.batch,
         )

@@ -17,7 +17,7 @@ MOST_PATIENCE: Final = 4.0  # times the deadline, for a slot that was overdue ag
 FEWEST_TURNS: Final = 5  # before this many are known the deadline is the user's timeout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TurnUnderWay:
     """Its command, and when it began: when it was issued or, if issued ahead, when the turn before it ended.
 
@@ -42,7 +42,8 @@ class TurnDeadlines:
     outstanding: Callable[[int, int], bool]
     first_s: float
     _pending: list[tuple[float, int, int, int]] = field(default_factory=list)
-    _times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
+    _per_step: deque[float] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
     _measured: int = 0
     _slow: tuple[float, float] | None = None
     _patience: dict[int, float] = field(default_factory=dict)
@@ -51,12 +52,12 @@ class TurnDeadlines:
         """Record the duration of a turn that ended now."""
         seconds = now - turn.began
         self._patience.pop(turn.command.worker, None)
-        self._times.append((seconds, seconds / turn.command.all_steps))
+        self._times.append(seconds)
+        self._per_step.append(seconds / turn.command.all_steps)
         self._measured += 1
         if self._measured == FEWEST_TURNS or self._measured % 16 == 0:
             place = (95 * len(self._times)) // 100
-            whole, per_step = (sorted(times)[place] for times in zip(*self._times, strict=True))
-            self._slow = (whole, per_step)
+            self._slow = (sorted(self._times)[place], sorted(self._per_step)[place])
 
     def limit(self, steps: int) -> float:
         """Seconds that a turn of this many steps may take; turns with more steps than those measured get more."""
@@ -146,8 +147,8 @@ class TurnsUnderWay:
 
     def soonest(self) -> float:
         """When the next turn or pause will be overdue; infinity without one."""
-        pauses = (deadline for _, deadline in self._pauses.values())
-        return min(self.deadlines.soonest(), *pauses, float("inf"))
+        turns = self.deadlines.soonest()
+        return min(turns, *(end for _, end in self._pauses.values())) if self._pauses else turns
 
     def overdue(self, now: float) -> list[tuple[int, int, str]]:
         """Worker, incarnation and what it missed, of those whose deadline has passed; each is returned once."""
@@ -167,17 +168,19 @@ class TurnsUnderWay:
 
     def settle(self, worker: int, now: float) -> list[Train]:
         """Remove and return the turns of this worker whose results are not expected any more."""
-        turns = self._turns.get(worker, [])
-        over = [one for one in turns if not self.outstanding(worker, one.command.ticket)]
-        left = [one for one in turns if one not in over]
-        if not left:
-            self._turns.pop(worker, None)
-            return [one.command for one in over]
-        if left[0] is not turns[0]:
-            left[0] = TurnUnderWay(left[0].command, now)
-            self.deadlines.add(left[0].command, now)
-        self._turns[worker] = left
-        return [one.command for one in over]
+        over: list[Train] = []
+        left: list[TurnUnderWay] = []
+        for one in self._turns.pop(worker, ()):
+            if not self.outstanding(worker, one.command.ticket):
+                over.append(one.command)
+                continue
+            if over and not left:
+                one.began = now
+                self.deadlines.add(one.command, now)
+            left.append(one)
+        if left:
+            self._turns[worker] = left
+        return over
 
     def forget_all(self) -> list[Train]:
         """At the end of the run: remove and return all turns."""

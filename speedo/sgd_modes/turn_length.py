@@ -31,7 +31,11 @@ class TurnLength:
 
     def at(self, iteration: int) -> int:
         """Steps of a turn that is issued at this iteration."""
-        return next(steps for first, steps in reversed(self.stages) if first <= iteration)
+        steps = self.stages[0][1]
+        for first, later in self.stages[1:]:
+            if first <= iteration:
+                steps = later
+        return steps
 
     def next_change(self, iteration: int) -> int | None:
         """The iteration of the next stage."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from speedo.system import daemon_thread
@@ -13,18 +11,22 @@ from speedo.system import daemon_thread
 _under_way: dict[int, tuple[float, Path]] = {}  # by thread
 
 
-@contextmanager
-def on_disk(path: Path) -> Iterator[None]:
+class on_disk:
     """Inside, this thread waits for the disk of `path`."""
-    me = threading.get_ident()
-    if me in _under_way:
-        yield
-        return
-    _under_way[me] = (time.monotonic(), path)
-    try:
-        yield
-    finally:
-        del _under_way[me]
+
+    __slots__ = ("_me", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._me = path, threading.get_ident()
+
+    def __enter__(self) -> None:
+        if self._me in _under_way:
+            self._me = 0  # the outer one counts
+        else:
+            _under_way[self._me] = (time.monotonic(), self._path)
+
+    def __exit__(self, *error: object) -> None:
+        _under_way.pop(self._me, None)
 
 
 def hangs(thread: int | None, limit_s: float | None = None) -> str:

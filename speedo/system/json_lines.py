@@ -13,7 +13,7 @@ import orjson
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE
 
 
-def line_of(values: dict[str, Any]) -> bytes:
+def line_of(values: dict[str, Any] | list[Any]) -> bytes:
     """These values as a line of JSON. JSON has neither NaN nor infinity: they become null."""
     try:
         return orjson.dumps(values, option=_OPTIONS)

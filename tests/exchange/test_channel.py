@@ -81,7 +81,7 @@ def test_a_loss_that_is_no_number_arrives_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{}", b"[1]", b'{"message": "Joined"}', b'{"message": "Train", "worker": 1}']
+    "line", [b"", b"{}", b"[1]", b'["Joined", 1]', b'["Train", 1]', b"[[]]", b"[]"]
 )
 def test_what_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises((ValueError, TypeError, AttributeError)):

@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from speedo.errors import SpeedoError, TrainingStopped
 from speedo.exchange.vector import Vector
-from speedo.messages import Kind
+from speedo.messages import Kind, record
 from speedo.sgd_modes.rules.state import NO_STATE, State
 
 BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 _spare: list[Vector] = []  # taken and put back whole, so threads may share it
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contribution:
     """One payload with the number of samples behind it.
 
@@ -103,13 +101,10 @@ class MergeRule(ABC):
     def state_for(self, size: int, former: State = NO_STATE) -> State:
         """The state to merge with: the `former` one if it is this rule's and of `size` values, else a new one."""
         title = title_of(type(self))
-        vectors = former.vectors.items()
-        if (
-            former.rule == title
-            and {name for name, vector in vectors if vector.size == size} == {*self.vectors}
-            and former.numbers.keys() == {*self.numbers}
-        ):
-            return former
+        if former.rule == title:
+            fitting = [name for name, vector in former.vectors.items() if vector.size == size]
+            if {*fitting} == {*self.vectors} and former.numbers.keys() == {*self.numbers}:
+                return former
         zeros = {name: np.zeros(size, np.float32) for name in self.vectors}
         return State(title, zeros, dict.fromkeys(self.numbers, 0.0))
 
@@ -150,14 +145,19 @@ def merge_by(
 # ---------------------------------------------------------------- arithmetic
 
 
-@contextmanager
-def scratch_blocks(count: int) -> Iterator[list[Vector]]:
+class scratch_blocks:
     """Blocks for intermediate results, reused: allocating fresh pages takes longer than the arithmetic."""
-    taken = [_spare.pop() if _spare else np.empty(BLOCK, np.float32) for _ in range(count)]
-    try:
-        yield taken
-    finally:
-        _spare.extend(taken)
+
+    def __init__(self, count: int) -> None:
+        self._taken = [
+            _spare.pop() if _spare else np.empty(BLOCK, np.float32) for _ in range(count)
+        ]
+
+    def __enter__(self) -> list[Vector]:
+        return self._taken
+
+    def __exit__(self, *error: object) -> None:
+        _spare.extend(self._taken)
 
 
 def blocks(size: int) -> Iterator[slice]:
@@ -244,6 +244,8 @@ def add_sums(
     center = before + rate * sum_w (samples_w / samples) change_w. Sums and their count change by the same factor, so
     each mean stays one. A rule with a momentum, or a correction for steps of weights, would not keep them so.
     """
+    if not places:
+        return
     total = sum(one.samples for one in contributions)
     for place, former in zip(places, before, strict=True):
         change = sum(
@@ -269,6 +271,8 @@ def average_into(
     divided by n still overshoots, because the center has moved since: a variance became negative. A mean of values
     is between them. In float64, so a value that all agree on stays as it is.
     """
+    if not places:
+        return
     total = sum(one.samples for one in contributions)
     since = sum(one.samples * max(0, one.merges_since) for one in contributions) / total
     share = 1.0 / (1.0 + since)

@@ -86,6 +86,38 @@ def predict_all(calibration: Calibration, site: Site, wish: Wish) -> list[Predic
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which way the results of a run take, in `words`, and `why`; `over_hosts` means a team of all workers."""
+
+    words: str
+    why: str
+    over_hosts: bool = False
+
+
+def way_of(calibration: Calibration, site: Site, mode: str, workers: int) -> Way:
+    """As a run decides it (`speedo.run.build.sums_over_hosts`)."""
+    each = "each worker sends its results to the " + ("servers" if site.servers else "master")
+    if not has_rounds(mode):
+        return Way(each, "the mode has no rounds")
+    if site.team == "off":
+        return Way(each, "--team off")
+    hosts = site.hosts(workers)
+    if hosts == 1:
+        return Way("the workers sum in memory that they share", "all are on one machine")
+    here = "the workers of a machine sum in memory that they share, the master merges a sum from each in every round"
+    if site.servers:
+        return Way(here, "servers keep the center")
+    if calibration.compression != "none":
+        return Way(here, "payloads are compressed")
+    return Way(
+        "all workers are one team: they sum in memory that they share, and the machines on a ring; the master hears "
+        "one report for many rounds",
+        "the mean of a round needs nobody else",
+        over_hosts=True,
+    )
+
+
 def shares_of(
     calibration: Calibration, mode: str, workers: int, split: bool | None
 ) -> tuple[int, ...] | None:
@@ -176,8 +208,15 @@ def _simulate(
     layout = engine(0).layout
     window = _Window(cluster, turns * workers)
     # As in a run: with compression a team reports after each round.
-    stretch_s = config.stretch if calibration.compression.startswith("none") else 0.0
-    plan = Plan(calibration.batch, 1 << 60, workers, teams=config.teams, stretch_s=stretch_s)
+    exact = calibration.compression.startswith("none")
+    plan = Plan(
+        calibration.batch,
+        1 << 60,
+        workers,
+        teams=config.teams,
+        over_hosts=way_of(calibration, site, mode, workers).over_hosts,
+        stretch_s=config.stretch if exact else 0.0,
+    )
     center = (TimedServedCenter if servers else TimedCenter)(layout.zeros(), layout, cluster)
     coordinator = Coordinator(strategy, plan)
     Driver(coordinator, center, cluster, window, cluster.clock, NEVER_LATE).run()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from speedo.study.planning.calibration import Calibration
-from speedo.study.planning.predict import HYBRID, Prediction, best_of
+from speedo.study.planning.predict import HYBRID, Prediction, Way, best_of, way_of
 from speedo.study.planning.site import Site
 from speedo.system.foreign_text import aligned
 
@@ -45,6 +45,7 @@ def as_text(calibration: Calibration, site: Site, predictions: Sequence[Predicti
         ),
         "",
         *_best(predictions),
+        *_ways(calibration, site, predictions),
         "",
         *(f"{name}: {told}" for name, told in calibration.origin.items()),
         REMARK,
@@ -112,6 +113,15 @@ def _best(predictions: Sequence[Prediction]) -> list[str]:
             lines.append(f"best with {_steps(of_steps)}: {_sentence(of_steps)}")
             lines.append(f"  limit: {LIMITS[of_steps.limit]} ({_shares(of_steps)})")
     return lines
+
+
+def _ways(calibration: Calibration, site: Site, predictions: Sequence[Prediction]) -> list[str]:
+    """Which way results take with the most workers, and why."""
+    most = max(one.workers for one in predictions)
+    modes: dict[Way, list[str]] = {}
+    for mode in dict.fromkeys(one.mode for one in predictions):
+        modes.setdefault(way_of(calibration, site, mode, most), []).append(mode)
+    return [f"{', '.join(names)}: {way.words} ({way.why})" for way, names in modes.items()]
 
 
 def _sentence(one: Prediction) -> str:

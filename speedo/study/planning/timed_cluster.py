@@ -12,14 +12,14 @@ takes it time.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.fetch_pacing import Pace
-from speedo.messages import Command, Event, Team, Train, Trained
+from speedo.messages import Command, Event, Kind, Team, Train, Trained
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RECORD_BYTES
 from speedo.study.planning.calibration import Calibration, Passage, Transport
@@ -78,22 +78,21 @@ class TimedCluster(SimulatedCluster):
         self._machines: dict[int, Shared] = {}
         self._ports: dict[tuple[int, str], Shared] = {}
         self._master = Keeper(0, Queue(self), Queue(self))
-        self.priced_servers = tuple(
-            Keeper(machine, Queue(self), Queue(self)) for machine in servers
-        )
+        self.priced_servers = tuple(Keeper(one, Queue(self), Queue(self)) for one in servers)
         self._keepers = self.priced_servers or (self._master,)
         self._pace = Pace(site.gap(calibration.center_bytes, len(servers)), known=True)
         self._version = 0  # the newest that all servers have
         self._waiting: list[tuple[int, Then]] = []
         self._unheard: set[int] = set()  # tickets of results with which a message came
         self._sent: set[int] = set()  # tickets of payloads that no server was asked to take in
+        self._gathered = 0  # the gathering whose hosts have the center that it made
         self._load = calibration.load_on(far=site.link is not None)
         self._master_busy = self._computing = 0.0
 
     # ------------------------------------------------------------ Cluster
 
     def send(self, command: Command) -> None:
-        self.work(self._handle(0.5))
+        self.work(self.compute_on(0, 0.5 * self.calibration.handle))
         super().send(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
@@ -131,7 +130,7 @@ class TimedCluster(SimulatedCluster):
                 if event.ticket in self._unheard:
                     self._unheard.discard(event.ticket)
                     self.work(self.hear())
-                self.work(self._handle(0.5))
+                self.work(self.compute_on(0, 0.5 * self.calibration.handle))
         return known
 
     def _taken_in(self, events: list[Trained]) -> None:
@@ -262,9 +261,6 @@ class TimedCluster(SimulatedCluster):
         measured = self.calibration.cores - 1
         return (self.site.cores - 1) / measured if measured else 0.0
 
-    def _handle(self, share: float) -> Job:
-        return self.compute_on(0, share * self.calibration.handle)
-
     def _serve(self, seconds: float, keeper: Keeper) -> Job:
         """Work of Redis's single thread; shared memory has none."""
         if seconds <= 0.0:
@@ -292,11 +288,12 @@ class TimedCluster(SimulatedCluster):
             return job
         trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
         ways = ((there, "out"), (machine, "in")) if out else ((machine, "out"), (there, "in"))
-        travel = together(*(self._port(way).job(nbytes / bytes_per_s) for way in ways))
+        travel = together(*(self.port(way).job(nbytes / bytes_per_s) for way in ways))
         packets = self.compute_on(0, self.site.packet_work * nbytes)
         return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
 
-    def _port(self, way: tuple[int, str]) -> Shared:
+    def port(self, way: tuple[int, str]) -> Shared:
+        """One direction of a machine's link."""
         if way not in self._ports:
             self._ports[way] = Shared(self)
         return self._ports[way]
@@ -375,40 +372,45 @@ class TimedCluster(SimulatedCluster):
         return server.process.job(chain(call, work, call))
 
     def _send_to_team(self, command: Train, team: Team) -> None:
-        """Members wait for each other and for the leader, who fetches; only the leader publishes."""
+        """The first of each host fetches, unless its gathering made this center; only the leader publishes."""
         first = command.ticket - team.workers.index(command.worker)
         commands = self._teams.setdefault(first, {})
         commands[command.worker] = command
         if len(commands) < len(team.members):
             return
         del self._teams[first]
-        machine, costs = self.site.machine_of(team.leader), self.calibration
-        timed = TimedTeam(len(commands), lambda seconds: self.compute_on(machine, seconds), costs)
-        began = self.now
+        at, began = self.site.machine_of, self.now
+        hosts = Counter(map(at, commands))
 
         def steps() -> list[Job]:
-            return [self._steps(self._workers[worker], one, machine) for worker, one in commands.items()]  # fmt: skip
+            found = ((self._workers[worker], one) for worker, one in commands.items())
+            return [self._steps(worker, one, at(worker.worker)) for worker, one in found]
+
+        def tell(answer: Trained, summed: float) -> None:
+            timings = {"team": summed - began, "publish": self.now - summed}
+            told = partial(self.post, replace(answer, timings=timings))
+            self._message(at(answer.worker), 0)(told)
 
         def summed() -> None:
             answers = train_together(team, self._workers, commands, {}, memories=self._memories)
             for worker, answer in answers.items():
                 assert isinstance(answer, Trained)
-                told = replace(answer, timings={"team": self.now - began})
-                seal = self.compute_on(machine, costs.seal)
-                leads = worker == team.leader
-                if leads:
+                job = self.compute_on(at(worker), self.calibration.seal)
+                if worker == team.leader:
                     self._sent.add(answer.ticket)
-                last = chain(seal, self._publish(machine)) if leads else pause(self, 0.0)
-                chain(last, self._message(machine, 0))(partial(self.post, told))
+                    job = chain(job, self._publish(at(worker)))
+                job(partial(tell, answer, self.now))
 
-        arrivals = [self._message(0, machine) for _ in commands]
+        arrivals = [self._message(0, at(worker)) for worker in commands]
+        fetches = [self._fetch(machine) for machine in hosts if self._gathered != team.formed]
+        self._gathered = team.formed if command.payload is Kind.WEIGHTS else 0
         arrivals[0] = chain(
             pause(self, self._pace.start(self.now) - self.now),
             arrivals[0],
             self._until(command.version),
-            self._fetch(machine),
+            *(fetches and [together(*fetches)]),
         )
-        rounds = timed.rounds(team.rounds, steps, self._load)
+        rounds = TimedTeam(self, hosts).rounds(team.rounds, steps, self._load)
         chain(together(*arrivals), rounds)(summed)
 
     def _steps(self, worker: Worker, command: Train, machine: int) -> Job:

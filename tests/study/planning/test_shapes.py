@@ -8,7 +8,7 @@ import pytest
 
 from speedo.study.planning.calibrate_by_measuring import crowding_of
 from speedo.study.planning.calibration import StepTime, shape_of, with_step_time, with_threads
-from speedo.study.planning.predict import predict
+from speedo.study.planning.predict import predict, way_of
 from speedo.study.planning.site import PAYLOAD_SHARE, Site
 from tests.study.planning.times import calibration, passage
 
@@ -22,8 +22,9 @@ GBIT = Site(cores=8, link=1e9 / PAYLOAD_SHARE)  # 12.5 MB take a tenth of a seco
 def test_a_team_alone_does_half_a_second_of_rounds_and_reports_once() -> None:
     """A round: 100 ms of steps, 3 ms for half of the check, two meetings of 2 ms, 4 ms of sum; 1 ms to load.
 
-    After one round of 112 ms, four of 444 ms with the fetch of 10 ms, the first meeting of 2 ms, and the publication
-    of 10 ms; the master then reads, checks and merges once, publishes, and handles two results and two commands.
+    After one round of 112 ms, four of 448 ms with the first meeting of 2 ms, and the publication of 10 ms; the center
+    is there since the turn before. The master then reads, checks and merges once, publishes, and handles two results
+    and two commands.
     """
     times = calibration(
         shared_memory=passage(0.010),
@@ -34,7 +35,7 @@ def test_a_team_alone_does_half_a_second_of_rounds_and_reports_once() -> None:
         meeting=0.002,
         handle=0.001,
     )
-    turn = 0.010 + 0.002 + 4 * (0.001 + 0.100 + 0.003 + 2 * 0.002 + 0.004) + 0.010
+    turn = 0.002 + 4 * (0.001 + 0.100 + 0.003 + 2 * 0.002 + 0.004) + 0.010
     master = 0.010 + 0.006 + 0.004 + 0.002 + 0.010 + 4 * 0.0005
     team = predict(times, ONE, "sync", 2, 1, split=False)
     assert team.images_per_s == pytest.approx(80 / (turn + master), rel=0.003)
@@ -55,9 +56,54 @@ def test_a_round_of_a_team_lasts_as_long_as_its_slowest_step() -> None:
     assert eight.efficiency == pytest.approx(1 / 1.19, abs=0.02)
 
 
+def test_between_hosts_a_round_takes_what_its_bytes_take_on_a_link() -> None:
+    """125 kB take 1 ms: 2 (n - 1) / n of it beside steps of 10 ms; the master hears of 40 rounds and more at once."""
+    times = calibration(nbytes=125_000, steps=(StepTime(samples=10, seconds=0.010),))
+    for hosts, ring in ((2, 0.001), (4, 0.0015)):
+        site = replace(GBIT, per_machine=2)
+        team = predict(times, site, "sync", 2 * hosts, 1, split=False)
+        assert team.images_per_s == pytest.approx(20 * hosts / (0.010 + ring), rel=0.005)
+        assert team.shares["master"] == 0.0
+
+
+def test_between_hosts_a_round_waits_for_the_hops_and_for_the_hosts_own_work() -> None:
+    """Three hosts: four hops of 2 ms; 4/3 of the 3 ms to send and of as much to receive, and 2/3 of a sum of 6 ms.
+
+    The link carries its 1.3 ms meanwhile. Then each adds the mean to its center, 6 ms.
+    """
+    times = calibration(
+        nbytes=125_000,
+        steps=(StepTime(samples=10, seconds=0.010),),
+        far=passage(0.006),
+        merge=0.006,
+        message=0.001,
+    )
+    team = predict(times, replace(GBIT, round_trip=0.002), "sync", 3, 1, split=False)
+    round_s = 0.010 + 4 * 0.002 + 4 / 3 * 0.006 + 2 / 3 * 0.006 + 0.006
+    assert team.images_per_s == pytest.approx(30 / round_s, rel=0.04)
+
+
+def test_a_run_takes_the_ring_unless_something_else_needs_each_round() -> None:
+    far = replace(GBIT, per_machine=2)
+    ways = {
+        "all are on one machine": way_of(calibration(), ONE, "sync", 4),
+        "the mean of a round needs nobody else": way_of(calibration(), far, "sync", 4),
+        "payloads are compressed": way_of(calibration(compression="int8"), far, "sync", 4),
+        "servers keep the center": way_of(calibration(), replace(far, servers=2), "sync", 4),
+        "--team off": way_of(calibration(), replace(far, team="off"), "sync", 4),
+        "the mode has no rounds": way_of(calibration(), far, "async", 4),
+    }
+    assert {why: way.why for why, way in ways.items()} == {why: why for why in ways}
+    assert [why for why, way in ways.items() if way.over_hosts] == [
+        "the mean of a round needs nobody else"
+    ]
+
+
 def test_a_host_with_a_team_fetches_once_and_sends_once() -> None:
-    """Two hosts of two workers: each fetches after the other, 0.1 s each, and sends while the other computes."""
-    team = predict(calibration(), replace(GBIT, per_machine=2), "sync", 4, 1, split=False)
+    """Two hosts of two workers, whose payloads the master merges: each host fetches after the other, 0.1 s each, and
+    sends while the other computes."""
+    times = calibration(compression="int8")
+    team = predict(times, replace(GBIT, per_machine=2), "sync", 4, 1, split=False)
     assert team.images_per_s == pytest.approx(40 / 0.4)
     off = replace(GBIT, per_machine=2, team="off")
     four = predict(calibration(), off, "sync", 4, 1, split=False)
@@ -66,7 +112,7 @@ def test_a_host_with_a_team_fetches_once_and_sends_once() -> None:
 
 def test_the_master_takes_one_payload_of_each_host() -> None:
     """80 ms for each payload; beyond that each host adds nothing to a round of 100 ms."""
-    times = calibration(merge=0.080)
+    times = calibration(merge=0.080, compression="int8")
     far = Site(cores=8, link=1e15, per_machine=4)
     two = predict(times, far, "sync", 8, 1, split=False)
     assert two.images_per_s == pytest.approx(80 / (0.100 + 0.080 + 2 * 0.080), rel=1e-3)
@@ -119,7 +165,8 @@ def test_a_server_carries_its_part_of_what_all_workers_send() -> None:
     assert served.images_per_s == pytest.approx(80 / 0.275)
     four = predict(calibration(), replace(GBIT, servers=4), "sync", 8, 1, split=False)
     assert four.images_per_s == pytest.approx(80 / 0.45)
-    none = predict(calibration(), GBIT, "sync", 8, 1, split=False)
+    alone = replace(GBIT, team="off")
+    none = predict(calibration(), alone, "sync", 8, 1, split=False)
     assert none.images_per_s == pytest.approx(80 / 1.0)
 
 
