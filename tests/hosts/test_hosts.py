@@ -108,7 +108,7 @@ def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_mo
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
     assert "fetch one after another" in (tmp_path / "run" / "logs" / "master.log").read_text()
-    here = model_made_here(problem, tmp_path / "here", workers=2, max_iter=50, seed=1)
+    here = model_made_here(problem, tmp_path / "here", workers=2, max_iter=50, seed=1, team="off")
     assert (tmp_path / "run" / "model.caffemodel").read_bytes() == here
 
 
