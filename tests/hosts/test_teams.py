@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Commands
+from tests.support.commands import Commands, wait_for_line
 from tests.support.network import Host
 from tests.whole_runs.local import model_made_here
 
@@ -78,3 +78,25 @@ def test_the_links_carry_the_sums_of_the_rounds_and_hardly_more(
     ring = rounds * MODEL_BYTES * 2 * (count - 1) / count
     parts = [sent(host) / ring for host in training]
     assert all(1.0 < part < 1.04 for part in parts), parts
+
+
+@pytest.mark.matrix
+def test_a_team_over_hosts_forms_again_under_a_master_that_was_killed_and_resumed(
+    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
+) -> None:
+    chief, *others = hosts
+    options = ("--checkpoint-interval", "1")
+    first = speedo.start(*master(chief, 2, 4000, *options), str(problem), inside=chief.inside)
+    members = [speedo.start(*worker(chief), inside=host.inside) for host in others]
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"event":"checkpoint"', 120, first)
+    first.kill()
+    first.wait()
+    resumed = speedo.start(
+        *("master", "--resume", "run", "--host", chief.address, "--timeout", "300"),
+        inside=chief.inside,
+    )
+    for process in (resumed, *members):
+        ended(process)
+    lines = merged(tmp_path)
+    assert lines[-1]["iteration"] == 4000
+    assert len(lines[-3]["losses"]) > 1, "stretches of several rounds, after the resumption, too"
