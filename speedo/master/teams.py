@@ -92,6 +92,16 @@ class TeamUnit:
             self.broken = 0
         self.tried, self.spans = members, spans
 
+    def times(self, hosts: int, *, far: bool) -> tuple[float, float]:
+        """Seconds of a round and of its report, that of a leader far from the master for its part of a link's bytes.
+
+        In a round each link carries 2 (hosts - 1) / hosts vectors each way, a report is one.
+        """
+        report_s = self.report_s
+        if far and hosts > 1:
+            report_s = max(report_s, self.round_s * hosts / (2 * (hosts - 1)))
+        return self.round_s, report_s
+
     def add(self, worker: int) -> None:
         """It trains from the next turn on."""
         self.members.add(worker)
