@@ -39,7 +39,6 @@ Records = tuple[tuple[int, int, int], ...]
 @record
 class RunsAt:
     """Where a worker computes: the name of its host, its process id, its BLAS threads, and the CPUs that it may run on.
-
     `cores` is written as the kernel writes lists: `0-3,8`. `device` is PyTorch's, `cpu` or `cuda:0`; empty with Caffe.
     """
 
@@ -56,9 +55,8 @@ class Joined:
 
     `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
-    memory that it shares with others of its host, to sum with them as a team. Empty: it can be in no team. One that is
-    `near` is on the master's machine. A simulated worker runs nowhere. `lost` is what it could not restore of a
-    checkpoint, as a sentence.
+    memory that it shares with others of its host, to sum with them as a team; empty if it can be in none. It is `near`
+    on the master's machine. A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint.
     """
 
     worker: int
@@ -162,9 +160,7 @@ class StopAsked:
 @record
 class StateSaved:
     """A worker's solver history is in the store, for the checkpoint or snapshot of this version.
-
-    `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there
-    is nothing in the store.
+    `batches` of `batch_size` records were read by then of shard `rank` of `count`. With a `problem` there is nothing.
     """
 
     worker: int
@@ -216,10 +212,9 @@ Event = (
 @record
 class OwnResults:
     """What became of a worker's own results before its turn, by their tickets; 0 is none.
-
-    `merged` is the one whose merge made the turn's center; with elastic averaging, and in a team that carries its own
-    center on. `pending` is on its way and not in this center: the worker
-    was given the turn before that result was merged. `rate` is the factor by which the master will merge it.
+    `merged` is the one whose merge made the turn's center, for elastic averaging and a team that carries its own center
+    on. `pending` is on its way and not in this center: its worker was given the turn before that result was merged.
+    `rate` is the factor by which the master will merge it.
     """
 
     merged: int = 0
@@ -277,16 +272,13 @@ NO_TUNING = Tuning()
 class Train:
     """Command to a worker: one turn of `steps` solver steps; in a team, of this many in each of its rounds.
 
-    Without `moving_rate` the turn starts from center `version`. With it the worker continues from its own
-    weights (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`,
-    at this rate. Without one there is nothing to catch up on. Step `k` of the turn belongs to
-    iteration `iteration_of(k)`: `samples` are those merged before the turn, `stride` those that one step of all
-    workers adds, and `batch` of them are an iteration. With `carry_over`, because the worker's last result was merged,
-    its payload makes up for what the compression of the last ones lost; without, that is forgotten.
-
+    Without `moving_rate` the turn starts from center `version`. With it the worker continues from its own weights
+    (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`, if there is
+    one, at this rate. Step `k` of the turn belongs to iteration `iteration_of(k)`: `samples` are those merged before
+    the turn, `stride` those that one step of all workers adds, and `batch` of them are an iteration. With `carry_over`,
+    because the worker's last result was merged, its payload makes up for what the compression of the last ones lost.
     The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
     waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
-
     With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
     are then the most.
     """
@@ -325,10 +317,7 @@ class Train:
 
 @record
 class Part:
-    """One result in a merge. `summed_by` is the worker whose payload has it summed in; None: its own has it.
-
-    `steps` are the solver steps behind it.
-    """
+    """One result in a merge, of so many solver `steps`. `summed_by`: whose payload has it summed in, if not its own."""
 
     worker: int
     incarnation: int

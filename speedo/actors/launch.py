@@ -26,6 +26,7 @@ from speedo.data.remote.run_copy import RunCopy
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import ConfigError, EngineError, SpeedoError, StoreError
 from speedo.run.config.run_config import RunConfig
+from speedo.run.exchange_way import factors_of, way_of
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
 from speedo.run.prepare import (
@@ -243,7 +244,11 @@ def _start(
                 prepared = with_division(prepared, facts, watch.note)
                 for line in headline(prepared):
                     watch.note(line)
-                watch.note(exchange(prepared.settings.compression, facts))
+                way = way_of(prepared.config, prepared.settings)
+                watch.note(exchange(prepared.settings.compression, facts, way))
+                if port is not None or config.ray is not None:
+                    for line in factors_of(prepared.config, prepared.settings, facts):
+                        watch.note(line)
             records = RecordWatch(() if facts is None else facts.unchecked, checked_records())
             stack.callback(records.close)
             # The size of a script's model is not known yet.

@@ -198,6 +198,7 @@ class WorkerActor:
             outgoing=run_store(place.redis_url, settings, self._store_trouble) if ahead else None,
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
+            factors=settings.factors,
         )
         if place.history is not None:
             self._worker.trains_alone()

@@ -32,6 +32,7 @@ from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
+from speedo.exchange.factors import Product
 from speedo.exchange.vector import Vector
 from speedo.system.import_order import with_our_path
 
@@ -55,6 +56,7 @@ class CaffeFacts:
     `activations` are the bytes of values and gradients between the layers of the worker's net, at most. `unchecked`
     are the sources whose records were too many to read them all. `division` says what the parts of a batch give, if
     that was asked for, and `undivided` why they do not give the step of the whole: `NEITHER`, or what failed.
+    `products` are those of the worker's engine.
     """
 
     parameters: int
@@ -68,6 +70,7 @@ class CaffeFacts:
     unchecked: tuple[RecordRule, ...] = ()
     division: Division = "none"
     undivided: str = ""
+    products: tuple[Product, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,11 @@ def check_in_subprocess(
         place = f"{origin}{_line(answer['problem'], origin, choice)}: " if about_net else ""
         raise SolverError(f"{place}{answer['problem']}")
     unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
-    facts = CaffeFacts(**{**answer, "outputs": tuple(answer["outputs"]), "unchecked": unchecked})
+    products = tuple(Product(**one) for one in answer["products"])
+    outputs = tuple(answer["outputs"])
+    facts = CaffeFacts(
+        **{**answer, "outputs": outputs, "unchecked": unchecked, "products": products}
+    )
     if divided is None:
         return facts
     if len(answers) > 1:
@@ -213,6 +220,7 @@ def _build(
     cache = None if request["cache"] is None else Path(request["cache"])
     batch = worker.next_batch() if request["divided"] is not None else {}
     shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
+    products = worker.products()
     worker.close()  # LMDB may be open only once in a process
     rules = [replace(rule, uses=label_uses(net, rule.layer, shapes)) for net, rule in sources]
     unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
@@ -222,7 +230,8 @@ def _build(
         tuple(unchecked),
     )  # fmt: skip
     values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
-    return {**values, "unchecked": [rule.to_plain() for rule in unchecked]}, batch
+    rules_left, plain = [rule.to_plain() for rule in unchecked], [asdict(one) for one in products]
+    return {**values, "unchecked": rules_left, "products": plain}, batch
 
 
 def _divide(

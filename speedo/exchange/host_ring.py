@@ -33,6 +33,7 @@ import numpy as np
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.exchange.collective import SAME_CALLS, Array
 from speedo.exchange.host_links import HostLinks
+from speedo.system.failpoints import reached
 
 PIECE: Final = 1 << 19  # bytes at most; measured: half as much takes a fifth more processor time
 EACH: Final = 4  # pieces that begin at each leader, if they are not too small: else little overlaps
@@ -283,6 +284,7 @@ class HostRing:
             call.combine(came[: len(own)], own, out=own)
             self._spare.append(came)
         call.given[piece] = 1
+        reached("ring-adds")
         if call.own == call.owner(piece):
             self._is_done(piece)
         else:
@@ -291,6 +293,7 @@ class HostRing:
     def _is_done(self, piece: int) -> None:
         call = self._call
         call.done[piece] = 1
+        reached("ring-has")
         if call.next != call.owner(piece):
             self._pass_on(WHOLE, call.own, piece, bytes_of(call.part(piece)))
         if call.changed is not None:

@@ -15,10 +15,10 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
 - *Results that wait together* are decided one after another. A worker whose next turn does not depend on the other
   results gets its command after the last of them, so that all begin from the newest version. Elastic workers need the
   version that their own result made, and get their command at once.
-- *Teams.* Workers that share memory are one unit for the strategy, with a number below 0. All get the same turn, a
-  stretch. It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is
-  refused, the stretch is void for all. A team with all workers of the run does several rounds in a stretch, up to the
-  next test, snapshot or end; its payload is the center that it made.
+- *Teams.* Workers that can meet are one unit for the strategy, with a number below 0. All get the same turn, a stretch.
+  It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is refused,
+  it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
+  or end; its payload is the center that it made.
 - *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
 - *Bad results.* For the strategy a worker whose payload is refused has left and joined again, so no worker waits for
   the lost result. After `STRIKES` such results in a row the worker is set aside.
@@ -190,8 +190,7 @@ class Coordinator(TurnBook):
         team.remove(worker)
         if team.stretch is not None and worker in team.stretch.workers:
             team.stretch.owing.discard(worker)
-            why = f"its team lost worker {worker}: {cause}"
-            self._void(team.stretch, why, actions, could_meet=True)
+            self._void(team.stretch, f"its team lost worker {worker}: {cause}", actions)
         elif team.joined and not team.members:
             self._dissolve(team, actions)
 
@@ -309,9 +308,7 @@ class Coordinator(TurnBook):
 
     # ------------------------------------------------------------ teams
 
-    def _void(
-        self, stretch: Stretch, why: str, actions: list[Action], *, could_meet: bool = False
-    ) -> None:
+    def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
         """None of its results counts. Its team forms again once all members have answered."""
         stretch.void = why
         self._test_what_it_came_to(stretch, actions)
@@ -319,10 +316,10 @@ class Coordinator(TurnBook):
         for part in stretch.parts:
             actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
         team.stretch, team.owing = None, set(stretch.owing)
-        team.broken += not (could_meet or self.finished)
-        if team.is_given_up and not could_meet:
-            why = team_given_up(stretch.workers, why, spans=team.spans)
-            actions.append(TeamGivenUp(stretch.workers, why))
+        team.broken += 1
+        if team.is_given_up and not self.finished:
+            who = stretch.workers
+            actions.append(TeamGivenUp(who, team_given_up(who, why, spans=team.spans)))
         self._dissolve(team, actions)
 
     def _test_what_it_came_to(self, stretch: Stretch, actions: list[Action]) -> None:
@@ -332,12 +329,8 @@ class Coordinator(TurnBook):
 
     def _dissolve(self, team: TeamUnit, actions: list[Action]) -> None:
         """To the strategy it has left; members without a turn wait."""
-        team.formed = 0
-        self._parked |= {
-            worker
-            for worker in team.members
-            if worker in self.members and not self.members[worker].turns
-        }
+        team.formed, here = 0, self.members
+        self._parked |= {one for one in team.members if one in here and not here[one].turns}
         team.members.clear()
         if team.joined and not self.finished:
             team.joined = False

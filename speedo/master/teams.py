@@ -65,7 +65,7 @@ class TeamUnit:
     `meets` is their place; empty if they are of all hosts. `members` train in its next turn. `owing` still have to
     answer for a stretch that is void. `formed` names the gathering whose connections they use, 0 if they have to
     connect again. A round of the last stretch took `round_s`, in seconds, and its report `report_s`; it `spans` several
-    hosts. `broken` counts the stretches in a row that came to nothing although all members were there.
+    hosts. `broken` counts the stretches in a row that came to nothing with the same members, who are `tried`.
     """
 
     meets: str
@@ -79,11 +79,28 @@ class TeamUnit:
     spans: bool = False
     alone: TakeCenter | None = None
     broken: int = 0
+    tried: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def is_given_up(self) -> bool:
         """Whether its members cannot work together: each reports to the master by itself then."""
         return self.broken >= MOST_BROKEN
+
+    def tries(self, members: tuple[tuple[int, int, int], ...], *, spans: bool) -> None:
+        """These, as in `Team.members`, are about to do a stretch."""
+        if members != self.tried:
+            self.broken = 0
+        self.tried, self.spans = members, spans
+
+    def times(self, hosts: int, *, far: bool) -> tuple[float, float]:
+        """Seconds of a round and of its report, that of a leader far from the master for its part of a link's bytes.
+
+        In a round each link carries 2 (hosts - 1) / hosts vectors each way, a report is one.
+        """
+        report_s = self.report_s
+        if far and hosts > 1:
+            report_s = max(report_s, self.round_s * hosts / (2 * (hosts - 1)))
+        return self.round_s, report_s
 
     def add(self, worker: int) -> None:
         """It trains from the next turn on."""

@@ -321,13 +321,15 @@ class TurnBook:
     def _issue_to_team(self, unit: int, steps: int, left: int, actions: list[Action]) -> int:
         """One turn for all members; the samples of it."""
         team, workers = self._teams[unit], self._workers_of(unit)
+        those = [(worker, self.members[worker]) for worker in workers]
+        spread = spread_of([it.meets for _, it in those])
         rule, rounds = self.strategy.rule, 1
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         if len(workers) > 1 and type(rule) is AverageDeltas and self._is_only(team):
             rule = team.alone = team.alone or TakeCenter(rule)
             change = self._length.next_change(self.iteration)
             work = steps * per_step
-            times = team.round_s, team.report_s
+            times = team.times(len(spread), far=not self.members[workers[0]].near)
             rounds = rounds_of(self.plan, self.iteration, left, work, *times, change)
         issued = []
         stretch = Stretch(unit, rule, workers, rounds)
@@ -338,12 +340,8 @@ class TurnBook:
         team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
         told = None
         if len(workers) > 1:
-            members = tuple(
-                (worker, self.members[worker].incarnation, self.members[worker].samples_per_step)
-                for worker in workers
-            )
-            spread = spread_of([self.members[worker].meets for worker in workers])
-            team.spans = bool(spread)
+            members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
+            team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)

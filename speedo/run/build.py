@@ -5,6 +5,7 @@ The cluster that carries out commands is an argument: Ray actors, or workers in 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import astuple
@@ -15,7 +16,6 @@ from typing import Any
 from speedo.data.remote.fetch import now_ours
 from speedo.data.remote.uris import uri_of
 from speedo.errors import CheckpointError, hide_secrets
-from speedo.exchange.codecs import NO_COMPRESSION
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
@@ -27,9 +27,10 @@ from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
-from speedo.master.turn_book import Plan
+from speedo.master.turn_book import MOST_STRETCH_S, Plan
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
+from speedo.run.exchange_way import sums_over_hosts
 from speedo.run.exports import make_exports
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import ScriptJob
@@ -39,11 +40,12 @@ from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.registry import Update, make_strategy, needs_update, rule_class
-from speedo.sgd_modes.rules import AverageDeltas, State, by_servers
+from speedo.sgd_modes.registry import Update, make_strategy, needs_update
+from speedo.sgd_modes.rules import State, by_servers
 from speedo.storage.base import Store
 from speedo.watch.status import StatusBoard
 
+PARTS_OF_RUN = 20  # the stretch under way is lost when the time of a run is over
 TESTS_WAIT = 5  # times the timeout, for nets and data that a tester opens before its first batch
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
@@ -227,6 +229,7 @@ def _coordinator(
         over_hosts=isinstance(spec, ScriptJob) or sums_over_hosts(config, settings),
         # What is compressed loses some at each report, so it is reported as often as without a team.
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
+        most_stretch_s=min(MOST_STRETCH_S, (config.max_seconds or math.inf) / PARTS_OF_RUN),
         own_counts=isinstance(spec, ScriptJob),
     )
     samples = resume.counters.samples if resume else 0
@@ -250,15 +253,6 @@ def _coordinator(
         received=resume.counters.received if resume else 0,
         stopping=_stopping(config, progress),
     )
-
-
-def sums_over_hosts(config: RunConfig, settings: RunSettings) -> bool:
-    """Whether the workers of all hosts are one team, which needs the master only for its reports.
-
-    Not where the mean of each round goes to the master or to servers, or is compressed on its way.
-    """
-    exact = settings.compression == NO_COMPRESSION
-    return config.teams and rule_class(config) is AverageDeltas and exact and not settings.serves
 
 
 def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:

@@ -84,10 +84,10 @@ def _not_divided(prepared: Prepared) -> list[str]:
     return lines
 
 
-def exchange(compression: Compression, facts: CaffeFacts) -> str:
-    """The size of the net, and of what is sent after compression."""
+def exchange(compression: Compression, facts: CaffeFacts, way: str = "") -> str:
+    """The size of the net, and of what is sent after compression; `way` is that of `way_of`."""
     text = f"{facts.nbytes / 1e6:.1f} MB per exchange"
     for what, how in (("payloads", compression.payload), ("centers", compression.center)):
         if how != "none":
             text += f"; {what} {bytes_of(how, facts.parameters) / 1e6:.2g} MB with {how}"
-    return f"{facts.parameters:,} parameters in {facts.blobs} blobs, {text}"
+    return f"{facts.parameters:,} parameters in {facts.blobs} blobs, {text}{way}"

@@ -220,6 +220,7 @@ def run_settings(config: RunConfig, spec: SolverSpec, run: str) -> RunSettings:
         compression=Compression(config.compress, config.compress_center),
         overlap=config.overlap,
         teams=config.teams,
+        factors=config.factors == "auto",
         cores=CoreOptions(config.threads, config.bind),
         serves=config.serves,
         redis_tls=config.redis_tls,

@@ -31,7 +31,8 @@ class RunSettings:
     """What every node needs to know of a run. `redis_url` holds the master's password and is for the master alone;
     a run on one machine may have none, and only shared memory.
 
-    With `teams` the workers of a host sum among themselves. Workers in `overlap` get their next turns ahead. `redis_ca`
+    With `teams` the workers of a host sum among themselves; with `factors` those over hosts may send inner products as
+    factors. Workers in `overlap` get their next turns ahead. `redis_ca`
     is the certificate of the CA of a server with TLS; `redis_is_ours` says that the run started the server. `cores` is
     what a host gives its workers unless it has options of its own. With `serves` servers on the hosts
     have the center, each with a Redis, with TLS if `redis_tls`. `host_memory` is a folder in memory that the workers of
@@ -56,6 +57,7 @@ class RunSettings:
     compression: Compression = NO_COMPRESSION
     overlap: Overlap = "none"
     teams: bool = False
+    factors: bool = True
     cores: CoreOptions = USUAL
     serves: bool = False
     redis_tls: bool = False

@@ -16,6 +16,8 @@ POINTS: Final = (
     "worker-fetched",  # before it computes
     "worker-pushing",  # chunks are in the store, their record is not
     "team-summed",  # its stretch of a round is summed, the others may not have theirs
+    "ring-adds",  # a piece of the sum over hosts: those before it have added theirs, others have not
+    "ring-has",  # a piece of the sum is whole here, others may not have it
     "team-dealt",  # the leader has the records of all, the others do not have theirs
     "worker-pushed",  # the payload is in the store, the master does not know yet
     "master-merging",  # a result is taken, nothing is merged

@@ -15,32 +15,11 @@ import numpy as np
 
 from speedo.exchange.collective import Array
 from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.vector import Vector
 from speedo.messages import Team
 
-LEAST_PATIENCE_S: Final = (
-    5.0  # for another member, besides three rounds: a stretch may have very many
-)
-
-
-class Gathering(Protocol):
-    """How a worker meets the other members of its team on its host."""
-
-    def gather(self, team: Team, size: int) -> memoryview:
-        """Connect with all members; `size` bytes of memory that all share. Raises `TeamBrokenError`."""
-        ...
-
-    def meet(self, patience_s: float) -> None:
-        """Return once all members are here. Raises `TeamBrokenError` if one is gone or does not come in time."""
-        ...
-
-    def part(self) -> None:
-        """Let the others know at once that this member does not continue."""
-        ...
-
-    def close(self) -> None:
-        """Part for good."""
-        ...
+LEAST_PATIENCE_S: Final = 5.0  # for another member, with three rounds; a stretch has very many
 
 
 class Reduction(Protocol):
@@ -62,8 +41,16 @@ class BeginSum:
     vector: Vector
 
 
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A wish for the rows of all members in `out`, row by row, of which those of this host are in `rows`."""
+
+    rows: Array
+    out: Array
+
+
 # What a member needs of the others before it goes on: None, to meet those of its host; the sum of an array over hosts.
-Wait = Array | BeginSum | Reduction | None
+Wait = Array | BeginSum | Gather | Reduction | None
 
 
 class Membership:
@@ -75,14 +62,15 @@ class Membership:
     """
 
     def __init__(
-        self, worker: int, gathering: Gathering, reach: Callable[[Team], HostExchange]
+        self, worker: int, meeting: TeamMeeting, reach: Callable[[Team], HostExchange]
     ) -> None:
-        self._worker, self._gathering, self._reach = worker, gathering, reach
+        self._worker, self._meeting, self._reach = worker, meeting, reach
         self.rank = 0
         self.here: tuple[int, ...] = (0,)
         self.round_s = math.inf
         self.exchange: HostExchange | None = None
         self._formed, self._patience_s = 0, 0.0
+        self._spread: tuple[tuple[int, ...], ...] = ()
 
     def enter(self, team: Team, size: Callable[[int], int]) -> memoryview:
         """Be a member of this team: the memory of `size(members of this host)` bytes that these share.
@@ -90,6 +78,7 @@ class Membership:
         Connections of the same gathering are used again. Raises `TeamBrokenError`.
         """
         self.rank, self.here = team.workers.index(self._worker), here_of(team, self._worker)
+        self._spread = team.spread
         if team.formed != self._formed:
             self.round_s = math.inf
             self._leave_hosts("")
@@ -100,9 +89,7 @@ class Membership:
         if self.exchange is not None:
             self.exchange.wait_for(self._patience_s)
         members = tuple(team.members[one] for one in self.here)
-        return self._gathering.gather(
-            replace(team, members=members, spread=()), size(len(self.here))
-        )
+        return self._meeting.gather(replace(team, members=members, spread=()), size(len(self.here)))
 
     @property
     def is_first(self) -> bool:
@@ -111,7 +98,7 @@ class Membership:
 
     def meet(self) -> None:
         """Return once all members of this host are here. Raises `TeamBrokenError`."""
-        self._gathering.meet(self._patience_s)
+        self._meeting.meet(self._patience_s)
 
     def sum_over_hosts(self, vector: Array) -> None:
         """Make it the sum of those of all hosts, the same bits in each. Raises `TeamBrokenError`."""
@@ -125,6 +112,9 @@ class Membership:
             return self.exchange.begin_all_reduce("sum", wait.vector)
         if wait is None:
             self.meet()
+        elif isinstance(wait, Gather):
+            assert self.exchange is not None
+            self.exchange.all_gather("factors", wait.rows, self._spread, wait.out)
         elif isinstance(wait, np.ndarray):
             self.sum_over_hosts(wait)
         else:
@@ -134,13 +124,13 @@ class Membership:
     def part(self, why: str = "") -> None:
         """Let the others know at once that this member does not continue; other hosts hear why."""
         self._formed = 0
-        self._gathering.part()
+        self._meeting.part()
         self._leave_hosts(why)
 
     def close(self) -> None:
         """Part for good."""
         self._formed = 0
-        self._gathering.close()
+        self._meeting.close()
         self._leave_hosts("")
 
     def _leave_hosts(self, why: str) -> None:

@@ -5,22 +5,25 @@ it: those of one solver with the whole batch, for every type of solver, and with
 is another, because it is new or has trained alone, is given that of the others first.
 
 Where a host has one member, what it has of its gradient goes to the other hosts while earlier layers still compute.
+Between hosts, inner products whose factors are fewer bytes are exchanged so (`speedo.exchange.factors`); then each host
+makes their sum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
+from speedo.exchange.factors import FactorSpace, Product, blocks_of, choices
 from speedo.exchange.vector import Vector
 from speedo.messages import Team
 from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import BeginSum, Reduction, Wait
+from speedo.worker.membership import BeginSum, Gather, Reduction, Wait
 from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.turn import Worker
 
@@ -64,62 +67,116 @@ def is_finite(vector: Vector) -> bool:
 # -------------------------------------------------------------------- a round
 
 
+def products_for(worker: Worker, team: Team) -> tuple[Product, ...]:
+    """Those that this team exchanges as factors, if all its members have batches of one size."""
+    batches = {samples for _, _, samples in team.members}
+    if not (worker.factors and team.spread and len(batches) == 1):
+        return ()
+    found = choices(worker.engine.products(), [len(ranks) for ranks in team.spread])
+    return tuple(one.product for one in found if one.pays)
+
+
+def room_for_factors(worker: Worker, team: Team) -> int:
+    """The float32 values for those of all members."""
+    return FactorSpace.values_for(products_for(worker, team), len(team.members))
+
+
 def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | None, float]:
     """One step of the team; the mean loss of this member's batch."""
     worker, team, memory = seat.worker, seat.team, seat.memory
-    worker.engine.set_iteration(iteration)
-    factors, after = shares_of([samples for _, _, samples in team.members], 1.0)
-    if team.spread and len(seat.here) == 1:
-        loss = yield from _sum_while_computing(seat, float(factors[seat.rank] * after))
-    else:
-        own = memory.payloads[seat.place]
-        loss = worker.engine.gradient(1, own)
-        memory.flags[seat.place] = not (math.isfinite(loss) and is_finite(own))
-        yield None
-        seat.require_finite()
-        share = stretch_of(seat.place, len(seat.here), own.size)
+    products = products_for(worker, team)
+    if memory.factors.size != room_for_factors(worker, team):
+        products = ()  # a step has become another one since the team was formed
+    engine, acts = worker.engine, seat.place == 0 and bool(team.spread)
+    engine.set_iteration(iteration)
+    counts = [samples for _, _, samples in team.members]
+    shares, after = shares_of(counts, 1.0)
+    mean, out = memory.center, memory.payloads[seat.place]
+    space = FactorSpace(products, len(counts), memory.factors)
+    factors = {one.product.start: one for one in space.of(seat.rank)}
+    rest, finite, reduction = Rest(mean, memory.payloads[0], products), True, None
+    if acts and len(seat.here) == 1:
+        out, reduction = mean, (yield BeginSum(rest.values))
+
+    def done(start: int, stop: int) -> None:
+        nonlocal finite
+        if start in factors:
+            one = factors[start]
+            finite = finite and is_finite(one.left.reshape(-1)) and is_finite(one.right.reshape(-1))
+            return
+        finite = finite and is_finite(out[start:stop])
+        if reduction is not None:
+            reduction.ready(*rest.take(start, stop, float(shares[seat.rank] * after)))
+
+    loss = engine.gradient(1, out, done, tuple(factors.values()))
+    memory.flags[seat.place] = not (finite and math.isfinite(loss))
+    yield None
+    seat.require_finite()
+    if reduction is None:
+        share = stretch_of(seat.place, len(seat.here), out.size)
         payloads = [payload[share] for payload in memory.payloads]
-        sum_into(memory.center[share], payloads, [factors[rank] for rank in seat.here], after)
-        reached("team-summed")
+        sum_into(mean[share], payloads, [shares[rank] for rank in seat.here], after)
+    reached("team-summed")
+    yield None
+    if acts:
+        if reduction is None:
+            rest.take_all()
+            yield rest.values
+        else:
+            yield reduction
+        bad = not is_finite(rest.values)
+        rest.give_back()
+        if products:
+            rows = memory.factors.reshape(len(counts), space.each)
+            yield Gather(rows[list(seat.here)], rows)
+            bad = bad or not is_finite(memory.factors)
+        memory.flags[0] = bad
+    if team.spread:
         yield None
-        if team.spread:
-            if seat.place == 0:
-                yield memory.center
-                memory.flags[0] = 2 * (not is_finite(memory.center))
-            yield None
-            _require_finite_sum(int(memory.flags[0]) != 0)
-    worker.engine.apply_gradient(memory.center)
+        if memory.flags[0]:  # the member that it is from leaves, too, and is to blame
+            raise TeamBrokenError("the gradient of a member on another host is not finite")
+    for number, one in enumerate(products):
+        blocks, members = blocks_of(one), len(seat.here)
+        own = slice(blocks * seat.place // members, blocks * (seat.place + 1) // members)
+        space.add_up(number, [1 / len(counts)] * len(counts), mean, own)
+    if products:
+        yield None
+    engine.apply_gradient(mean)
     worker.solver_state = team.formed, worker.solver_state[1] + 1
     return loss
 
 
-def _sum_while_computing(seat: Seat, factor: float) -> Generator[Wait, Reduction | None, float]:
-    """Leave the mean of all hosts in `center`."""
-    mean, finite = seat.memory.center, True
-    reduction = yield BeginSum(mean)
-    assert reduction is not None
+class Rest:
+    """What of the vector `whole` is no product's: its `values`, end to end in `room`, or `whole` itself."""
 
-    def done(start: int, stop: int) -> None:
-        nonlocal finite
-        part = mean[start:stop]
-        finite = finite and is_finite(part)
-        if factor != 1.0:
-            part *= np.float32(factor)
-        reduction.ready(start, stop)
+    def __init__(self, whole: Vector, room: Vector, products: Sequence[Product]) -> None:
+        self._whole, self._room = whole, room
+        ends = [0, *(end for one in products for end in (one.start, one.stop)), whole.size]
+        self._kept = list(zip(ends[::2], ends[1::2], strict=True)) if products else []
+        size = sum(stop - start for start, stop in self._kept)
+        self.values = room[:size] if products else whole
 
-    loss = seat.worker.engine.gradient(1, mean, done)
-    if not (finite and math.isfinite(loss)):
-        raise NotFiniteError(NOT_FINITE)
-    reached("team-summed")
-    yield reduction
-    _require_finite_sum(not is_finite(mean))
-    return loss
+    def take(self, start: int, stop: int, factor: float = 1.0) -> tuple[int, int]:
+        """Put these values, times `factor`, among `values`; their place there."""
+        place = start
+        if self._kept:
+            place = sum(min(end, start) - first for first, end in self._kept if first <= start)
+        into = self.values[place : place + stop - start]
+        if factor != 1.0 or self._kept:
+            np.multiply(self._whole[start:stop], np.float32(factor), out=into)
+        return place, place + stop - start
 
+    def take_all(self) -> None:
+        """Put all there."""
+        for start, stop in self._kept:
+            self.take(start, stop)
 
-def _require_finite_sum(bad: bool) -> None:
-    """The member that it is from leaves the team as well, and is to blame."""
-    if bad:
-        raise TeamBrokenError("the gradient of a member on another host is not finite")
+    def give_back(self) -> None:
+        """Put the `values` in their places in `whole`."""
+        at = 0
+        for start, stop in self._kept:
+            self._whole[start:stop] = self.values[at : at + stop - start]
+            at += stop - start
 
 
 # -------------------------------------------------------------------- the state of the solvers

@@ -23,6 +23,7 @@ class TeamMemory:
 
     A flag is 0 as long as the member's payload is finite. `states` has a row for each member of the team, `length` one
     number: the bytes of a solver's state that one of them hands to others.
+    `factors` is room for those of all members (`speedo.exchange.factors.FactorSpace`).
     """
 
     center: Vector
@@ -30,12 +31,13 @@ class TeamMemory:
     flags: np.ndarray
     states: Numbers
     length: Numbers
+    factors: Vector
 
     @classmethod
     def over(
-        cls, memory: memoryview | bytearray, here: int, everywhere: int, size: int
+        cls, memory: memoryview | bytearray, here: int, everywhere: int, size: int, factors: int = 0
     ) -> TeamMemory:
-        """For so many members, with vectors of `size` float32, in memory of `bytes_for` bytes."""
+        """For so many members, with vectors of `size` float32, and all factors, in memory of `bytes_for` bytes."""
         values = np.frombuffer(memory, np.float32, count=(here + 1) * _padded(size))
         vectors = [values[at * _padded(size) : at * _padded(size) + size] for at in range(here + 1)]
         flags = np.frombuffer(memory, np.uint8, offset=values.nbytes, count=here * FLAG_BYTES)
@@ -43,11 +45,15 @@ class TeamMemory:
             memory, np.int64, offset=values.nbytes + flags.nbytes, count=everywhere * STATE + 1
         )
         states = numbers[:-1].reshape(everywhere, STATE)
-        return cls(vectors[0], tuple(vectors[1:]), flags[::FLAG_BYTES], states, numbers[-1:])
+        room = np.frombuffer(
+            memory, np.float32, count=factors, offset=values.nbytes + flags.nbytes + numbers.nbytes
+        )
+        return cls(vectors[0], tuple(vectors[1:]), flags[::FLAG_BYTES], states, numbers[-1:], room)
 
     @staticmethod
-    def bytes_for(here: int, everywhere: int, size: int) -> int:
-        return (here + 1) * _padded(size) * 4 + here * FLAG_BYTES + (everywhere * STATE + 1) * 8
+    def bytes_for(here: int, everywhere: int, size: int, factors: int = 0) -> int:
+        values = (here + 1) * _padded(size) + factors
+        return values * 4 + here * FLAG_BYTES + (everywhere * STATE + 1) * 8
 
 
 def _padded(size: int) -> int:

@@ -30,6 +30,7 @@ from speedo.worker.team_gradients import (
     agree_on_state,
     gradient_round,
     is_finite,
+    room_for_factors,
     say_state,
 )
 from speedo.worker.team_memory import TeamMemory, stretch_of
@@ -54,10 +55,11 @@ class TeamMember:
         began = self._worker.clock()
         try:
             everywhere = len(command.team.members)
+            factors = room_for_factors(self._worker, command.team)
             shared = membership.enter(
-                command.team, lambda here: TeamMemory.bytes_for(here, everywhere, size)
+                command.team, lambda here: TeamMemory.bytes_for(here, everywhere, size, factors)
             )
-            memory = TeamMemory.over(shared, len(membership.here), everywhere, size)
+            memory = TeamMemory.over(shared, len(membership.here), everywhere, size, factors)
             rounds = team_rounds(self._worker, command, memory)
             begun: Reduction | None = None
             while True:
@@ -88,8 +90,9 @@ def team_rounds(
     engine, clock = worker.engine, worker.clock
     here = here_of(team, worker.worker)
     seat = Seat(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
-    goes_on = command.payload is Kind.WEIGHTS
-    sums_gradients = goes_on and command.steps == 1 and team.rate == 1.0
+    # Of a turn that is no team's own step the mean of all payloads is added to the center.
+    is_step = command.payload is Kind.WEIGHTS and command.steps == 1
+    sums_gradients = is_step and team.rate == 1.0
     center = memory.center
     began = clock()
     memory.flags[seat.place] = 0

@@ -181,6 +181,7 @@ class Worker(Participant):
     weights: Engine
     # The gathering of the team that has it, too, and the updates made: who has the same two has the same state.
     solver_state: tuple[int, int] = (0, 0)
+    factors: bool = True  # whether a team may exchange the gradients of inner products so
     _tuning: Tuning = field(default=NO_TUNING, init=False)
     _done: int = field(default=0, init=False)  # steps of the present turn
     _made: tuple[int, int] = field(default=(0, 0), init=False)  # see `fetch_center_for_team`

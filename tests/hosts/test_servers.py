@@ -45,7 +45,9 @@ def test_every_host_serves_and_the_model_is_the_same_to_the_bit(
         assert process.returncode == 0, errors
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["complete"]
-    here = model_made_here(tested_problem, tmp_path / "here", workers=2, max_iter=40, seed=1)
+    here = model_made_here(
+        tested_problem, tmp_path / "here", workers=2, max_iter=40, seed=1, team="off"
+    )
     assert (tmp_path / "run" / "model.caffemodel").read_bytes() == here
 
 

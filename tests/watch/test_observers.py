@@ -29,6 +29,7 @@ from speedo.messages import (
     RunsAt,
     SetAside,
     Snapshotted,
+    TeamGivenUp,
     Train,
     Trained,
 )
@@ -263,6 +264,7 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
     log.saw(Snapshotted(4, 9), 103.0)
     log.did(SetAside(0, 1, "bad results"), 104.0)
     log.saw(Left(1, 2, "killed"), 105.0)
+    log.did(TeamGivenUp((0, 2), "they cannot meet"), 105.5)
     log.did(Finish(False, "no workers"), 106.0)
     assert lines(tmp_path) == [
         {"time": 0.0, "event": "joined", "worker": 0, "incarnation": 1},
@@ -271,8 +273,14 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
         {"time": 3.0, "event": "snapshot", "version": 4, "iteration": 9, "problem": None},
         {"time": 4.0, "event": "set-aside", "worker": 0, "reason": "bad results"},
         {"time": 5.0, "event": "left", "worker": 1, "incarnation": 2, "cause": "killed"},
+        {"time": 5.5, "event": "team-given-up", "workers": [0, 2], "reason": "they cannot meet"},
         {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers"},
     ]  # fmt: skip
+
+
+def test_a_team_that_is_given_up_is_told_once(board: StatusBoard) -> None:
+    board.did(TeamGivenUp((0, 2), "they cannot meet"), 1.0)
+    assert board.status(1.0).notices == ("warning: they cannot meet",)
 
 
 def test_a_join_tells_where_the_worker_computes(tmp_path: Path, log: MetricsLog) -> None:

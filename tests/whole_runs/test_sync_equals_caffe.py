@@ -217,20 +217,21 @@ def test_lenet_over_ten_iterations(
 
 
 @pytest.mark.parametrize("workers", SOME_WORKERS)
-def test_a_team_changes_no_bit_of_fifty_iterations_of_lenet(
+def test_a_team_makes_the_model_of_workers_that_report_each_round(
     tmp_path: Path, redis_url: str, fashion: Path, workers: int
 ) -> None:
-    solver = lenet(fashion, tmp_path, fashion / "shards", 8, iterations=50)
+    """But for the rounding: it sums gradients, and they the updates of their own solvers."""
+    solver = lenet(fashion, tmp_path, fashion / "shards", 8, iterations=10)
     options: dict[str, Any] = {"workers": workers, "test_interval": 0}
     centers, versions = [], []
     for team in ("host", "off"):
         store = RedisStore(redis_url)
-        result, _, center = train_here(solver, store, tmp_path / team, team=team, **options)
-        assert (result.complete, result.iteration) == (True, 50)
+        result, start, center = train_here(solver, store, tmp_path / team, team=team, **options)
+        assert (result.complete, result.iteration) == (True, 10)
         centers.append(center)
         versions.append(result.version)
-    np.testing.assert_array_equal(*centers)
-    assert versions[0] < versions[1] == 50
+    assert relative_difference(*centers, start) < BOUND
+    assert versions[0] < versions[1] == 10
 
 
 @pytest.mark.ray

@@ -268,7 +268,7 @@ def test_one_that_is_not_finite_breaks_the_turn_on_all_hosts_which_hear_who_it_w
     engine = members.workers[worker].engine
     gradient, before = engine.gradient, [one.engine.history() for one in members.workers.values()]
 
-    def poisoned(n: int, out: Vector, done: Done = nobody) -> float:
+    def poisoned(n: int, out: Vector, done: Done = nobody, factors: object = ()) -> float:
         loss = gradient(n, out)
         out[7] = np.nan
         done(0, out.size)

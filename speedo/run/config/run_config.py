@@ -232,12 +232,17 @@ class RunConfig(_Run):
     overlap: Annotated[Overlap, Option(
         OVERLAP, source="chosen: overlap makes results staler", group=TRAVEL)] = "none"
     team: Annotated[Literal["host", "off"], Option(
-        "host: in sync, the workers of one host (a team) sum their results and send one; off: each sends its own.",
+        "host: in sync, workers (a team) sum their results among themselves, on a host and between hosts; off: each "
+        "sends its own.",
         source="measured: performance.md", group=TRAVEL)] = "host"
     stretch: Annotated[float, Option(
-        "A team that has all workers of the run merges its rounds itself, and reports every S seconds; 0: after each "
-        "round. If a member dies, the work since the last report is lost.", Seconds("after each round"),
+        "A team that has all workers of the run merges its rounds itself, and reports every S seconds, or so seldom "
+        "that reports take 2 % of the time; 0: after each round. If a member dies, the work since the last report is "
+        "lost.", Seconds("after each round"),
         source="chosen: little is lost, and reports cost little", group=TRAVEL)] = 0.5
+    factors: Annotated[Literal["auto", "off"], Option(
+        "auto: a team over hosts exchanges the gradient of an inner product as two factors if those are fewer bytes; "
+        "off: never.", source="fewer bytes; the sum differs by its rounding", group=TRAVEL)] = "auto"
     engine: Annotated[EngineName | None, Option(
         "What computes: caffe (pycaffe) or torch (PyTorch, also on GPUs).",
         usual="$SPEEDO_ENGINE, or caffe; torch where only PyTorch is installed", source="pycaffe is the reference",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -13,9 +13,11 @@ from speedo.engines.base import Done, Engine, nobody
 from speedo.errors import PayloadError, StoreError, TeamBrokenError
 from speedo.exchange.channel import refusal
 from speedo.exchange.collective import Array
+from speedo.exchange.factors import Factors
 from speedo.exchange.vector import Vector
 from speedo.messages import Refused, Team, Train, Trained
-from speedo.worker.membership import BeginSum, Reduction, Wait, here_of
+from speedo.worker.membership import BeginSum, Gather, Reduction, Wait, here_of
+from speedo.worker.team_gradients import room_for_factors
 from speedo.worker.team_memory import TeamMemory
 from speedo.worker.team_turn import team_rounds
 from speedo.worker.turn import Worker
@@ -45,8 +47,9 @@ def train_together(
     memories = {} if memories is None else memories
     if team.formed not in memories:
         memories.clear()
+        factors = room_for_factors(workers[present[0]], team)
         sizes = {
-            here: (len(here), len(team.members), size)
+            here: (len(here), len(team.members), size, factors)
             for here in team.spread or [here_of(team, present[0])]
         }
         memories[team.formed] = {
@@ -87,14 +90,16 @@ def _spoil(engine: Engine) -> None:
         step(n, delta)
         return math.nan
 
-    def spoilt_gradient(n: int, out: Vector, done: Done = nobody) -> float:
+    def spoilt_gradient(
+        n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
+    ) -> float:
         mend()
-        gradient(n, out)
+        gradient(n, out, factors=factors)
         out.fill(math.nan)
         done(0, out.size)
         return math.nan
 
-    engine.step, engine.gradient = spoilt_step, spoilt_gradient  # type: ignore[method-assign,assignment]
+    engine.step, engine.gradient = spoilt_step, spoilt_gradient  # type: ignore[method-assign]
 
 
 class _Reduction:
@@ -158,6 +163,11 @@ class _Turn:
         if isinstance(wait, _Reduction):
             wait.finish()
             return self._offer(worker, wait.vector)
+        if isinstance(wait, Gather):
+            rows = wait.rows.copy()
+            wait.out[:] = 0
+            wait.out[list(here_of(self._team, worker))] = rows
+            return self._offer(worker, wait.out)
         if isinstance(wait, np.ndarray):
             return self._offer(worker, wait)
         self._meetings[worker] += 1

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.master.turn_book import Plan, rounds_of
+from speedo.master.coordinator import Coordinator
+from speedo.master.turn_book import Plan, Receive, rounds_of
 from speedo.messages import (
     Drop,
     Evaluate,
@@ -212,7 +213,7 @@ class SameAgain(QuadraticEngine):
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_faults_of_a_team_over_hosts_change_no_bit_of_the_model(hosts: int, seed: int) -> None:
     """Where all train or none, each stretch that is lost is trained once more."""
-    options: dict[str, Any] = {"over_hosts": True, "stretch_s": 0.1}
+    options: dict[str, Any] = {"over_hosts": True, "stretch_s": 0.1, "most_stretch_s": 0.1}
     options |= {"momentum": 0.0, "kind": SameAgain}
     calm, _ = run(5, hosts, seed=seed, **options)
     faults = Faults(die=0.05, poison=0.03, lose=0.02, repeat=0.05, return_s=2.0)
@@ -294,6 +295,29 @@ def test_workers_that_can_never_meet_report_each_by_itself(hosts: int) -> None:
     assert ("let every host connect" in given_up[0].reason) == (hosts == 2)
     without, _ = run(4, teams=False)
     np.testing.assert_allclose(found.center.vector, without.center.vector, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize(("near", "rounds"), [(3, 11), (None, 33)])
+def test_a_leader_near_the_master_reports_as_often_as_it_likes_another_for_a_small_part_of_its_link(
+    near: int | None, rounds: int
+) -> None:
+    """Of four hosts a round is 1.5 vectors, so that 33.3 rounds have room for a report at 2 %."""
+    coordinator = Coordinator(
+        Synchronous(AverageDeltas()), Plan(4, 10_000, 4, teams=True, over_hosts=True, stretch_s=1.0)
+    )
+    commands: list[Train] = []
+    for worker in range(4):
+        joined = Joined(worker, 1, 1, meets=f"host {worker}", near=worker == near)
+        commands = [one for one in coordinator.handle(joined) if isinstance(one, Train)]
+    assert commands[0].team is not None
+    assert (commands[0].team.leader, commands[0].team.rounds) == (near or 0, 1)
+    timings = {"compute": 0.09, "publish": 0.01}
+    for one in commands:
+        answer = coordinator.handle(Trained(one.worker, 1, one.ticket, 0.0, 1, timings))
+    assert isinstance(answer, Receive)
+    (first, *_) = [one for one in coordinator.handle(answer) if isinstance(one, Train)]
+    assert first.team is not None
+    assert first.team.rounds == rounds
 
 
 def test_hosts_that_cannot_reach_each_other_are_a_team_each() -> None:
