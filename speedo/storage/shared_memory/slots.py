@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     slot: Slot
     generation: int
-    key: str
+    key: bytes
     head: bytes
 
     @property
@@ -42,13 +42,10 @@ class Found(NamedTuple):
 
 
 class Slot:
-    """The mapped file at `path`; one's own if `file`, the open file, is given. Raises `OSError`, `PayloadError`.
+    """The mapped file at `path`; one's own if `file`, the open file, is given. Raises `OSError`, `PayloadError`."""
 
-    `once`: its name is that of its key, and it is removed with its body.
-    """
-
-    def __init__(self, path: str, file: int | None = None, *, once: bool = False) -> None:
-        self.path, self.file, self._once = path, file, once
+    def __init__(self, path: str, file: int | None = None) -> None:
+        self.path, self.file = path, file
         flags = mmap.MAP_SHARED | (0 if file is None else getattr(mmap, "MAP_POPULATE", 0))
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC) if file is None else file
         try:
@@ -78,23 +75,22 @@ class Slot:
         self._memory[_KEY_AT : _KEY_AT + len(name) + len(head)] = name + head
         self._words[_GENERATION] += 1
 
-    def look(self, now: float) -> Found | None:
-        """The body that is there and has not expired."""
+    def look(self, now: float, wanted: bytes | None = None) -> Found | None:
+        """The body that is there and has not expired, if its key is the `wanted` one or any will do."""
         generation = self.generation
         if not generation:
             return None
         _, key_bytes, head_bytes, end = _HEAD.unpack_from(self._memory, _HEAD_AT)
         stop = _KEY_AT + key_bytes
-        key, head = self._memory[_KEY_AT:stop], self._memory[stop : stop + head_bytes]
-        found = Found(self, generation, str(key, "utf-8", "replace"), bytes(head))
+        key, head = bytes(self._memory[_KEY_AT:stop]), self._memory[stop : stop + head_bytes]
+        if wanted is not None and key != wanted:
+            return None
+        found = Found(self, generation, key, bytes(head))
         return found if end > now and found.stays else None
 
     def empty(self) -> None:
         """Delete the body, if there is one."""
-        if self._once:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path)
-        elif self.file is None:
+        if self.file is None:
             self._words[_DELETED] = self.generation
         elif self._words[_GENERATION] % 2:
             self._words[_GENERATION] += 1
