@@ -74,7 +74,7 @@ class SharedMemoryStore:
                 slot = self._placed[kind] = self._empty_slot(kind, nbytes)
             except OSError:
                 return None  # `write` will say it
-            slot.empty()
+            slot.clear()
         return slot.body
 
     def write(
@@ -103,7 +103,7 @@ class SharedMemoryStore:
                 slot.let_go()
                 former = self._known(key)
         for one in former:
-            one.slot.empty()
+            one.delete()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """See `Store.read_head`."""
@@ -131,7 +131,7 @@ class SharedMemoryStore:
         """Delete a blob; returns whether there was one. Raises `StoreError`."""
         found = self._in_slots(key)
         for one in found:
-            one.slot.empty()
+            one.delete()
         with self._errors(f"deleting {key}"), suppress(FileNotFoundError):
             os.unlink(self._path(key))  # a slot may have hidden a file
             return True
