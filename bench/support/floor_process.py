@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import xxhash
 
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import Draws, read_solver, solver_for_worker
 from speedo.exchange.core_affinity import Draw, DriverThread
-from speedo.exchange.vector import Vector, as_bytes
+from speedo.exchange.vector import squared_norm
 
 SOCKET: Final = "socket"
 WORD: Final = struct.Struct("<cBd")  # what, which center or way, until when on the machine's clock
@@ -30,11 +29,6 @@ BEGIN, DONE, GO, STOP = b"b", b"d", b"g", b"s"
 LENGTH: Final = struct.Struct("<I")  # of the line of JSON that tells what a window came to
 ALONE, MEETING, EXCHANGE = range(3)
 WARM_UP: Final = 3
-
-
-def digest(vector: Vector) -> int:
-    """The checksum that a payload and a center have, too."""
-    return xxhash.xxh3_64_intdigest(as_bytes(vector))
 
 
 def receive(channel: socket.socket, length: int) -> bytes:
@@ -107,7 +101,7 @@ class Turns:
                 if steps > 1:
                     self._engine.read_weights(self._payload)
                     self._payload -= center
-                digest(self._payload)
+                squared_norm(self._payload)
             self._draw()
             self._channel.sendall(WORD.pack(DONE, 0, 0.0))
             what, which, _ = WORD.unpack(receive(self._channel, WORD.size))
@@ -115,7 +109,6 @@ class Turns:
                 break
             if way == EXCHANGE:
                 center = self._centers[which]
-                digest(center)
                 self._engine.load_weights(center)
         return {"turns": count, "seconds": time.monotonic() - began, "computing": computing}
 

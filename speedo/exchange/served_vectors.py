@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self, TypeVar
 
@@ -298,7 +298,11 @@ class _Lane:
             body,
             expire_s=PAYLOAD_EXPIRY_S,
             dtype=self.payload_codec.dtype,
-            **asdict(sender),
+            version=sender.version,
+            worker=sender.worker,
+            incarnation=sender.incarnation,
+            ticket=sender.ticket,
+            epoch=sender.epoch,
         )
 
     def publish_center(self, version: int, epoch: int, vector: Vector) -> None:

@@ -273,15 +273,16 @@ class Center:
         began = self.clock()
         if taken:
             rule, averages = taken[0].rule, self.layout.averages
-            before, self.vector = self.vector, self._memory_for(action.version)
+            before, after = self.vector, self._memory_for(action.version)
             former = [before[place].copy() for place in averages]
             sums = self.layout.sums if rule.vectors or rule.wants_begun else ()
             former_sums = [before[place].copy() for place in sums]
             self.state = rule.state_for(self.vector.size, self.state)
             at = action.rate, iteration_before, self.state
-            merge_by(rule, before, self.vector, contributions, *at)
-            average_into(self.vector, averages, former, contributions)
-            add_sums(self.vector, sums, former_sums, contributions, action.rate)
+            merge_by(rule, before, after, contributions, *at)
+            average_into(after, averages, former, contributions)
+            add_sums(after, sums, former_sums, contributions, action.rate)
+            self.vector = after
         merged = self.clock()
         if len(self._forms) == 1 or (taken and taken[0].rule.payload is not Kind.WEIGHTS):
             self._lost = None

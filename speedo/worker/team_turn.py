@@ -187,8 +187,7 @@ def _add_mean(seat: Seat, rate: float) -> Generator[Wait, Reduction | None, None
     share = stretch_of(seat.place, len(here), memory.center.size)
     payloads = [payload[share] for payload in memory.payloads]
     if not team.spread:
-        center = memory.center[share]
-        add_mean(center, center, list(map(Contribution, payloads, counts)), rate)
+        add_mean(memory.center[share], list(map(Contribution, payloads, counts)), rate)
         reached("team-summed")
         yield None
         return

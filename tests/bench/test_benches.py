@@ -120,6 +120,13 @@ def test_every_merge_is_measured_against_a_copy() -> None:
     assert all(line[3].endswith("%") for line in lines[2:])
 
 
+def test_an_exchange_is_measured_in_its_parts(tmp_path: Path) -> None:
+    lines = store_speed.measure_exchange(tmp_path, 0.1, 2)
+    assert [line[0] for line in lines[1:-2]] == list(store_speed.PARTS)
+    assert all(float(line[1]) > 0.0 for line in lines[1:])
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---------------------------------------------------------------- solver updates
 
 

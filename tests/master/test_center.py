@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.errors import FencedError
+from speedo.errors import FencedError, MissingKeyError, PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression, make_codec
+from speedo.exchange.served_vectors import Exchange, Sender, Stores
 from speedo.exchange.transfer import fetch_vector
-from speedo.exchange.vector import Blob, Layout, Vector, header_for
+from speedo.exchange.vector import HEADER_BYTES, Blob, Layout, Vector, header_for
 from speedo.master.center import Center
 from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.storage import keys
-from speedo.storage.base import Arrived
+from speedo.storage.base import Arrived, Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.storage.tiered_store import TieredStore
 
 LAYOUT = Layout((Blob("w/0", (4,)),))
 RULE = AddDelta(1.0)
@@ -182,6 +184,139 @@ def test_a_payload_that_is_held_where_it_lies_outlasts_its_late_repetition(tmp_p
     center.merge(merge(), 0)
     assert center.vector.tolist() == [2.0] * 50_000
     assert published(center) == ["center:1", "payload:2:6"]
+
+
+LONG = Layout((Blob("w/0", (50_000,)),))
+
+
+class Near:
+    """A center in shared memory, and the other end of its store, where a worker is."""
+
+    def __init__(self, folder: Path, store: Store | None = None) -> None:
+        self.other = SharedMemoryStore(folder)
+        self.exchange = Exchange("run", LONG, [Stores(self.other)])
+        self.center = Center("run", LONG.zeros(), LONG, store or SharedMemoryStore(folder))
+        self.center.publish()
+
+    def send(self, value: float, ticket: int = 5) -> Refused | None:
+        payload = self.exchange.memory_for(2, ticket)
+        assert payload is not None
+        payload.fill(value)
+        sender = Sender(2, 1, ticket, self.center.version, 0)
+        self.exchange.publish(sender, Kind.DELTA, self.exchange.encode(payload, None))
+        return self.center.receive(Trained(2, 1, ticket, 0.5, 10), RULE)
+
+    def fetched(self, version: int) -> list[float]:
+        """The values that a worker finds in this version."""
+        found = LONG.zeros()
+        self.exchange.fetch_center(version, found)
+        return sorted(set(found.tolist()))
+
+
+def test_in_shared_memory_the_writers_norm_is_judged_in_place_of_a_pass(tmp_path: Path) -> None:
+    near = Near(tmp_path)
+    assert near.send(2.0) is None
+    (held,) = near.center._payloads.values()
+    assert held.norm == pytest.approx(4.0 * 50_000, rel=1e-5)
+    assert not held.own
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_in_shared_memory_too_what_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+    near = Near(tmp_path)
+    refused = near.send(value)
+    assert isinstance(refused, Refused)
+    assert "not finite" in refused.reason
+    assert near.send(1.0, ticket=6) is None
+
+
+def test_each_version_is_made_beside_those_that_are_still_read(tmp_path: Path) -> None:
+    near = Near(tmp_path)
+    center = near.center
+    seen = near.exchange.look_at_center(0)
+    center.hold(0)
+    for version in range(1, 6):
+        assert near.send(1.0, ticket=version) is None
+        center.merge(merge(version, ticket=version), 0)
+        center.tidy()
+        assert near.fetched(version) == [version]
+        assert near.fetched(0) == [0.0]
+    assert seen is not None
+    seen.check()
+    center.release(0)
+    center.tidy()
+    with pytest.raises(MissingKeyError):
+        seen.check()
+    assert sorted(center.vector.tolist()) == [5.0] * 50_000
+
+
+def test_versions_that_nobody_needs_are_merged_in_one_place_and_published_once(
+    tmp_path: Path,
+) -> None:
+    near = Near(tmp_path)
+    for version in (1, 2, 3):
+        assert near.send(1.0, ticket=version) is None
+        near.center.merge(merge(version, ticket=version), 0, more=version < 3)
+    assert near.fetched(3) == [3.0]
+    assert published(near.center) == ["center:3"]
+
+
+def test_a_center_whose_slot_somebody_deleted_is_put_back_and_merged_into(tmp_path: Path) -> None:
+    near = Near(tmp_path)
+    for version in (1, 2, 3):
+        assert near.send(1.0, ticket=version) is None
+        near.center.merge(merge(version, ticket=version), 0)
+        near.other.delete(keys.center("run", version))
+        near.center.restore()
+        assert near.fetched(version) == [version]
+        near.center.restore()
+        near.center.publish()
+        assert near.fetched(version) == [version]
+
+
+def test_where_the_memory_is_full_versions_are_made_in_the_masters_own(tmp_path: Path) -> None:
+    class Full(SharedMemoryStore):
+        full = False
+
+        def place(self, key: str, nbytes: int) -> memoryview | None:
+            return None if self.full else super().place(key, nbytes)
+
+    store = Full(tmp_path)
+    near = Near(tmp_path, store)
+    for version in range(1, 9):
+        store.full = version in (3, 4, 7)
+        seen = near.exchange.look_at_center(version - 1)
+        near.center.hold(version - 1)
+        assert near.send(1.0, ticket=version) is None
+        near.center.merge(merge(version, ticket=version), 0)
+        assert near.fetched(version) == [version]
+        assert seen is not None
+        assert set(seen.vector.tolist()) == {version - 1.0}
+        seen.check()
+        near.center.release(version - 1)
+        near.center.tidy()
+
+
+def test_a_center_that_also_goes_to_other_machines_has_a_checksum(tmp_path: Path) -> None:
+    far = MemoryStore()
+    near = Near(tmp_path, TieredStore(SharedMemoryStore(tmp_path), far, to_both=True))
+    assert near.send(1.0) is None
+    near.center.merge(merge(), 0)
+    found = LONG.zeros()
+    fetch_vector(far, keys.center("run", 1), LONG, Kind.CENTER, found)
+    assert set(found.tolist()) == {1.0}
+    assert near.fetched(1) == [1.0]
+
+
+def test_a_vector_without_a_checksum_is_refused_from_another_machine(tmp_path: Path) -> None:
+    near, far = Near(tmp_path), MemoryStore()
+    key = keys.center("run", 0)
+    body = bytearray(LONG.nbytes)
+    head = near.other.read(key, memoryview(body))
+    for sent in (head, head[:HEADER_BYTES]):
+        far.write(key, sent, memoryview(body))
+        with pytest.raises(PayloadError, match=r"checksum|bytes"):
+            fetch_vector(far, key, LONG, Kind.CENTER, LONG.zeros())
 
 
 def test_a_late_payload_is_removed_from_the_store() -> None:

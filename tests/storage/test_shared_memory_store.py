@@ -118,6 +118,22 @@ def test_the_slot_of_a_deleted_blob_is_used_again_for_its_kind(tmp_path: Path) -
     assert get(other, "k:23") == bytes([23]) * size
 
 
+def test_who_deletes_late_deletes_only_what_it_found(tmp_path: Path) -> None:
+    """Two that delete may be stopped at any instruction."""
+    store, one, other = (SharedMemoryStore(tmp_path) for _ in range(3))
+    make(store, "k:1", b"1" * 100_000)
+    late = [reader._found("k:1") for reader in (one, other)]
+    one.delete("k:1")
+    for found in late:
+        found.delete()
+        assert store.keys("") == []
+    make(store, "k:2", b"2" * 100_000)
+    for found in late:
+        found.delete()
+        assert get(other, "k:2") == b"2" * 100_000
+    assert len(slots(tmp_path)) == 1
+
+
 def test_a_slot_of_another_size_is_not_used(tmp_path: Path) -> None:
     store = SharedMemoryStore(tmp_path)
     make(store, "k:1", b"1" * 200_000)

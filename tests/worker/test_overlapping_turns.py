@@ -64,10 +64,9 @@ def train(ticket: int, **change: object) -> Train:
 
 
 @pytest.fixture(params=["views", "copies"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "copies":
         return MemoryStore(clock=lambda: 0.0)
-    monkeypatch.setattr("speedo.storage.shared_memory.store._LONG", 1)
     return SharedMemoryStore(tmp_path)
 
 

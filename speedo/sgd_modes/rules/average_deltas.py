@@ -52,7 +52,7 @@ class AverageDeltas(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
-        add_mean(out, center, contributions, rate)
+        add_mean(center, contributions, rate, out)
 
 
 RULE = AverageDeltas

@@ -201,13 +201,14 @@ def add_scaled(center: Vector, vector: Vector, factor: float, out: Vector | None
 
 
 def add_mean(
-    out: Vector, center: Vector, contributions: Sequence[Contribution], rate: float
+    center: Vector, contributions: Sequence[Contribution], rate: float, out: Vector | None = None
 ) -> None:
-    """out = center + rate * sum_w (samples_w / samples) vector_w; both may be the same.
+    """out = center + rate * sum_w (samples_w / samples) vector_w; in place without `out`.
 
     The mean is computed before it is added to the center: added one by one, each vector would be rounded to the
     precision of the weights, which is a ten-thousandth of a small step.
     """
+    out = center if out is None else out
     factors, after = shares_of([one.samples for one in contributions], rate)
     with scratch_blocks(1) as (mean,):
         for block in blocks(center.size):

@@ -2,9 +2,10 @@
 
 A slot's generation, which only its writer changes, is odd while a body is there. The writer makes it even before it
 fills the slot, and odd at the end, so nobody sees the body of a killed writer; who reads compares it before and after.
-Another process deletes the body by writing its generation beside it; the writer then uses the slot again. So nobody
-waits for anybody, and a process that was stopped and goes on after it was replaced writes into its own slots alone. A
-lock on the file tells that the writer lives; a dead one's slot is removed once no body is there.
+The process that deletes a body of another, the master for payloads of its epoch, writes that generation beside it; then
+the writer uses the slot again. So nobody waits for anybody, and a process that was stopped and goes on after it was
+replaced writes into its own slots alone. A lock on the file tells that the writer lives; a dead one's slot is removed
+once no body is there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Found(NamedTuple):
 
     slot: Slot
     generation: int
-    key: str
+    key: bytes
     head: bytes
 
     @property
@@ -40,15 +41,19 @@ class Found(NamedTuple):
         """Whether it is still there."""
         return self.slot.generation == self.generation
 
+    def delete(self) -> None:
+        """Delete it; what came into the slot meanwhile stays."""
+        if self.slot.file is None:
+            self.slot.words[_DELETED] = self.generation
+        elif self.stays:
+            self.slot.clear()
+
 
 class Slot:
-    """The mapped file at `path`; one's own if `file`, the open file, is given. Raises `OSError`, `PayloadError`.
+    """The mapped file at `path`; one's own if `file`, the open file, is given. Raises `OSError`, `PayloadError`."""
 
-    `once`: its name is that of its key, and it is removed with its body.
-    """
-
-    def __init__(self, path: str, file: int | None = None, *, once: bool = False) -> None:
-        self.path, self.file, self._once = path, file, once
+    def __init__(self, path: str, file: int | None = None) -> None:
+        self.path, self.file = path, file
         flags = mmap.MAP_SHARED | (0 if file is None else getattr(mmap, "MAP_POPULATE", 0))
         opened = os.open(path, os.O_RDWR | os.O_CLOEXEC) if file is None else file
         try:
@@ -60,7 +65,7 @@ class Slot:
         if size < BODY_AT or (file is None and bytes(memory[_HEAD_AT : _HEAD_AT + 4]) != _MAGIC):
             raise PayloadError(f"{path} is damaged, or not of this version: {size} bytes in all")
         self._memory, self.body = memory, memory[BODY_AT:]
-        self._words = memory[:_HEAD_AT].cast("Q")
+        self.words = memory[:_HEAD_AT].cast("Q")
         if file is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             memory[_HEAD_AT : _HEAD_AT + 4] = _MAGIC
@@ -68,36 +73,32 @@ class Slot:
     @property
     def generation(self) -> int:
         """Of the body that is there; 0 if there is none."""
-        generation = self._words[_GENERATION]
-        return generation if generation % 2 and self._words[_DELETED] != generation else 0
+        generation = self.words[_GENERATION]
+        return generation if generation % 2 and self.words[_DELETED] != generation else 0
 
     def fill(self, key: str, head: bytes, end: float) -> None:
         """Show the body that was written into this empty slot of one's own, until `end`."""
         name = key.encode()
         _HEAD.pack_into(self._memory, _HEAD_AT, _MAGIC, len(name), len(head), end)
         self._memory[_KEY_AT : _KEY_AT + len(name) + len(head)] = name + head
-        self._words[_GENERATION] += 1
+        self.words[_GENERATION] += 1
 
-    def look(self, now: float) -> Found | None:
-        """The body that is there and has not expired."""
+    def look(self, now: float, wanted: bytes | None = None) -> Found | None:
+        """The body that is there and has not expired, if its key is the `wanted` one or any will do."""
         generation = self.generation
         if not generation:
             return None
         _, key_bytes, head_bytes, end = _HEAD.unpack_from(self._memory, _HEAD_AT)
         stop = _KEY_AT + key_bytes
-        key, head = self._memory[_KEY_AT:stop], self._memory[stop : stop + head_bytes]
-        found = Found(self, generation, str(key, "utf-8", "replace"), bytes(head))
+        key, head = bytes(self._memory[_KEY_AT:stop]), self._memory[stop : stop + head_bytes]
+        if wanted is not None and key != wanted:
+            return None
+        found = Found(self, generation, key, bytes(head))
         return found if end > now and found.stays else None
 
-    def empty(self) -> None:
-        """Delete the body, if there is one."""
-        if self._once:
-            with suppress(FileNotFoundError):
-                os.unlink(self.path)
-        elif self.file is None:
-            self._words[_DELETED] = self.generation
-        elif self._words[_GENERATION] % 2:
-            self._words[_GENERATION] += 1
+    def clear(self) -> None:
+        """Let no body be there while this slot of one's own is filled."""
+        self.words[_GENERATION] += self.words[_GENERATION] % 2
 
     def let_go(self, *, remove: bool = False) -> None:
         """Unlock it and remove its file, if it is one's own; the memory goes with the last who looks at it."""

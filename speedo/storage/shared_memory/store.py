@@ -34,7 +34,6 @@ _PASSING: Final = "."  # begins the name of a file that is not whole yet
 _SLOT: Final = (
     ".slot@"  # begins that of a slot that is used again: kind, "@" and a random number follow
 )
-_LONG: Final = 64 * 1024  # bodies of this many bytes are made in memory of the store
 _SWEEP_EVERY: Final = 1024  # writes
 _LAST_NUMBER: Final = re.compile(r"\d+(?!.*\d)")
 
@@ -70,14 +69,12 @@ class SharedMemoryStore:
         """See `Store.place`."""
         kind = _kind_of(key)
         slot = self._placed.get(kind)
-        if nbytes < _LONG:
-            return None
         if slot is None or len(slot.body) != nbytes:
             try:
                 slot = self._placed[kind] = self._empty_slot(kind, nbytes)
             except OSError:
                 return None  # `write` will say it
-            slot.empty()
+            slot.clear()
         return slot.body
 
     def write(
@@ -93,12 +90,10 @@ class SharedMemoryStore:
         slot = self._placed.get(kind)
         with self._errors(f"writing {key}"):
             if slot is not None and address_of(slot.body) == address_of(body):
-                former = list(self._known(key))
+                former = self._known(key)
                 reached("worker-pushing")
                 slot.fill(key, head, end)
                 del self._placed[kind]
-                with suppress(FileNotFoundError):
-                    os.unlink(self._path(key))
             else:
                 slot, passing = self._make(len(body), self._path(key))
                 slot.body[:] = body
@@ -106,9 +101,9 @@ class SharedMemoryStore:
                 reached("worker-pushing")
                 os.rename(passing, slot.path)
                 slot.let_go()
-                former = list(self._known(key))
+                former = self._known(key)
         for one in former:
-            one.slot.empty()
+            one.delete()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """See `Store.read_head`."""
@@ -117,8 +112,6 @@ class SharedMemoryStore:
 
     def view(self, key: str, nbytes: int) -> View | None:
         """See `Store.view`."""
-        if nbytes < _LONG:
-            return None
         found = self._found(key, nbytes)
         return View(found.head, found.slot.body.toreadonly(), lambda: self._check(key, found))
 
@@ -136,10 +129,13 @@ class SharedMemoryStore:
 
     def remove(self, key: str) -> bool:
         """Delete a blob; returns whether there was one. Raises `StoreError`."""
-        with suppress(MissingKeyError), self._errors(f"deleting {key}"):
-            self._found(key).slot.empty()
+        found = self._in_slots(key)
+        for one in found:
+            one.delete()
+        with self._errors(f"deleting {key}"), suppress(FileNotFoundError):
+            os.unlink(self._path(key))  # a slot may have hidden a file
             return True
-        return False
+        return bool(found)
 
     def keys(self, prefix: str) -> list[str]:
         """See `Store.keys`."""
@@ -149,7 +145,7 @@ class SharedMemoryStore:
         found = {unquote(name) for name in names if name[0] != _PASSING}
         self._list(*{name.split("@")[1] for name in names if name.startswith(_SLOT)})
         now = self._clock()
-        found |= {one.key for slot in self._all() if (one := slot.look(now))}
+        found |= {one.key.decode() for slot in self._all() if (one := slot.look(now))}
         return sorted(key for key in found if key.startswith(prefix))
 
     def ping(self) -> None:
@@ -202,12 +198,10 @@ class SharedMemoryStore:
 
     def _found(self, key: str, nbytes: int | None = None) -> Found:
         """The blob of this key, whose body must have `nbytes` bytes. Raises what `read` raises."""
-        found = next(self._known(key), None)
-        if found is None and self._list(_kind_of(key)):
-            found = next(self._known(key), None)
+        found = next(iter(self._in_slots(key)), None)
         if found is None:
             with self._errors(f"reading {key}", key):
-                found = Slot(self._path(key), once=True).look(self._clock())
+                found = Slot(self._path(key)).look(self._clock())
         if found is None:
             raise MissingKeyError(f"{key} is no longer in {self._folder}: it has expired")
         size = len(found.slot.body)
@@ -215,12 +209,14 @@ class SharedMemoryStore:
             raise PayloadError(f"{key} has a body of {size} bytes, {nbytes} were expected")
         return found
 
-    def _known(self, key: str) -> Iterator[Found]:
-        now = self._clock()
-        for slot in self._slots.get(_kind_of(key), {}).values():
-            found = slot.look(now)
-            if found is not None and found.key == key:
-                yield found
+    def _in_slots(self, key: str) -> list[Found]:
+        found = self._known(key)
+        return self._known(key) if not found and self._list(_kind_of(key)) else found
+
+    def _known(self, key: str) -> list[Found]:
+        now, wanted = self._clock(), key.encode()
+        slots = self._slots.get(_kind_of(key), {}).values()
+        return [found for slot in slots if (found := slot.look(now, wanted))]
 
     def _check(self, key: str, found: Found) -> None:
         """Refuse what was read if its body is not there any more."""
