@@ -224,20 +224,19 @@ class TimedCluster(SimulatedCluster):
 
     # ------------------------------------------------------------ what was busy, in seconds up to now
 
-    def busy(self) -> dict[str, float]:
-        """Busy seconds by resource: `link` is the busiest direction of any port, `compute` the sum of the workers.
+    def busy(self) -> dict[str, list[float]]:
+        """Busy seconds of each resource of a kind: `link` has each direction of each port, in the order of first use.
 
-        `store` and `server` are the busiest Redis and the busiest server process.
+        `compute` is the sum of the workers.
         """
-        links = [port.busy() for port in self._ports.values()]
         found = {
-            "compute": self._computing,
-            "link": max(links, default=0.0),
-            "store": max(keeper.redis.busy() for keeper in self._keepers),
-            "master": self._master_busy,
+            "compute": [self._computing],
+            "link": [port.busy() for port in self._ports.values()],
+            "store": [keeper.redis.busy() for keeper in self._keepers],
+            "master": [self._master_busy],
         }
         if self.priced_servers:
-            found["server"] = max(server.process.busy() for server in self.priced_servers)
+            found["server"] = [server.process.busy() for server in self.priced_servers]
         return found
 
     # ------------------------------------------------------------ inside
