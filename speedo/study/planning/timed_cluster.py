@@ -391,11 +391,14 @@ class TimedCluster(SimulatedCluster):
 
         def tell(answer: Trained, summed: float) -> None:
             timings = {"team": summed - began, "publish": self.now - summed}
-            told = partial(self.post, replace(answer, timings=timings))
-            self._message(at(answer.worker))(told)
+            losses = (answer.loss,) * team.rounds if team.rounds > 1 else ()
+            told = replace(answer, samples=answer.samples * team.rounds, losses=losses, timings=timings)  # fmt: skip
+            self._message(at(answer.worker))(partial(self.post, told))
 
         def summed() -> None:
-            for worker, answer in train_together(team, self._workers, commands, {}).items():
+            once = replace(team, rounds=1)  # nobody looks at what more of them would make
+            told = {worker: replace(one, team=once) for worker, one in commands.items()}
+            for worker, answer in train_together(once, self._workers, told, {}).items():
                 assert isinstance(answer, Trained)
                 job = self.compute_on(at(worker), self.calibration.seal)
                 if worker == team.leader:
