@@ -12,104 +12,29 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
-from collections import deque
 from pathlib import Path
 
 from bench.support.table import text
-from speedo.exchange.served_vectors import Exchange, Sender, Stores
-from speedo.exchange.vector import Blob, Layout
-from speedo.master.center import Center
-from speedo.master.coordinator import Coordinator
-from speedo.master.divergence import DivergenceWatch
-from speedo.master.driver import Driver
-from speedo.master.observers import Observers
-from speedo.master.turn_book import Plan
-from speedo.messages import Command, Event, Joined, Kind, Train, Trained
-from speedo.run_dir.metrics_log import MetricsLog
-from speedo.sgd_modes.asynchronous import Asynchronous
-from speedo.sgd_modes.rules import AddDelta
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.watch.status import StatusBoard
-
-BATCH = 64
-TIMINGS = {"fetch": 0.001, "compute": 0.02, "publish": 0.001}
+from speedo.study.planning.masters_time import time_of_results
 
 
-class Feeder:
-    """Implements `speedo.master.driver.Cluster`: every worker has its result there at once. `seconds` are its own."""
-
-    def __init__(self, exchange: Exchange, layout: Layout, workers: int, *, together: bool) -> None:
-        self._exchange, self._together = exchange, together
-        self._payload = layout.zeros()
-        self._payload[:] = 1e-6
-        self._events: deque[Event] = deque(Joined(worker, 1, BATCH) for worker in range(workers))
-        self._issued: list[Train] = []
-        self.seconds = 0.0
-
-    def send(self, command: Command) -> None:
-        assert isinstance(command, Train)
-        self._issued.append(command)
-
-    def next_event(self, timeout_s: float) -> Event | None:
-        if not self._events:
-            began = time.perf_counter()
-            for command in self._issued:
-                sender = Sender(command.worker, 1, command.ticket, command.version, 0)
-                bodies = self._exchange.encode(self._payload, None)
-                self._exchange.publish(sender, Kind.DELTA, bodies)
-                self._events.append(Trained(command.worker, 1, command.ticket, 0.5, BATCH, TIMINGS))
-            self._issued.clear()
-            self.seconds += time.perf_counter() - began
-        return self._events.popleft()
-
-    def waiting(self, most: int) -> list[Event]:
-        count = min(most, len(self._events)) if self._together else 0
-        return [self._events.popleft() for _ in range(count)]
-
-    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
-        raise AssertionError(reason)
-
-
-def measure(
-    floats: int, workers: int, results: int, *, together: bool, in_memory: bool = False
-) -> float:
+def measure(floats: int, workers: int, results: int, *, together: bool, in_memory: bool) -> float:
     """Milliseconds of a result."""
-    layout = Layout((Blob("weights", (floats,)),))
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as shared,
         tempfile.TemporaryDirectory() as run,
     ):
-        store: Store = SharedMemoryStore(Path(shared))
-        theirs: Store = SharedMemoryStore(Path(shared))
+        one: Store = SharedMemoryStore(Path(shared))
+        other: Store = SharedMemoryStore(Path(shared))
         if in_memory:
-            store = theirs = MemoryStore()
-        watch = DivergenceWatch("async", workers)
-        cluster = Feeder(
-            Exchange("bench", layout, [Stores(theirs)]), layout, workers, together=together
-        )
-        center = Center(
-            "bench", layout.zeros(), layout, store, clock=time.monotonic, divergence=watch
-        )
-        log = MetricsLog(Path(run), time.monotonic())
-        driver = Driver(
-            Coordinator(Asynchronous(AddDelta()), Plan(BATCH, results, workers)),
-            center,
-            cluster,
-            Observers(StatusBoard("async", results, BATCH), log),
-            time.monotonic,
-            divergence=watch,
-            together=log.together,
-        )
-        began = time.perf_counter()
-        driver.run()
-        seconds = time.perf_counter() - began - cluster.seconds
-        log.close()
-        store.close()
-        theirs.close()
-    return 1e3 * seconds / results
+            one = other = MemoryStore()
+        took = time_of_results(floats, workers, results, (one, other), Path(run), together=together)
+        one.close()
+        other.close()
+    return 1e3 * took.whole
 
 
 def main() -> None:

@@ -113,10 +113,13 @@ def unpack(line: bytes) -> Message:
     A loss of NaN or infinity, for which JSON has no word, arrives as NaN.
     """
     name, *values = values_of(line)
-    if name not in _FIELDS or len(values) != len(_FIELDS[name]):
-        raise ValueError("no message of a channel")
-    for at, read in _TO_READ[name]:
-        values[at] = read(values[at])
+    try:
+        for at, read in _TO_READ[name]:
+            values[at] = read(values[at])
+    except (LookupError, AttributeError):
+        raise ValueError("no message of a channel") from None
+    if len(values) != len(_FIELDS[name]):
+        raise ValueError(f"{len(values)} values of {name}")
     message: Message = _KINDS[name](*values)
     return message
 

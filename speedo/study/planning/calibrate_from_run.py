@@ -162,7 +162,7 @@ def _with_run(folder: Path, measured: Calibration) -> Calibration:
     masters += shared.write.seconds if far and shared is not None else 0.0
     message = _message(_rest(workers, waits=_waits(_mode(options), workers)), masters)
     place = "between machines" if far else "on one machine"
-    told = f"from the turns of {folder}: {1000 * message:.2f} ms each way {place}; {_handle()}"
+    told = f"from the turns of {folder}: {1000 * message:.2f} ms each way {place}"
     former = measured.origin.get("messages", "")
     update: dict[str, Any] = {
         "far_message" if far else "message": message,

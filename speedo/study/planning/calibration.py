@@ -24,7 +24,7 @@ MESSAGE_S: Final = (
     0.35e-3  # half of an actor call with its answer, Ray 2.60 on one machine: 0.65 to 0.75 ms
 )
 CHANNEL_S: Final = 0.05e-3  # the same through the socket between processes of one machine
-HANDLE_S: Final = 0.3e-3  # of the master's process for a result, beside the arrays: driver, log, sending, receiving
+HANDLE_S: Final = 0.1e-3  # of the master for a result, beside arrays and messages: driver, coordinator, status, log
 BACKGROUND: Final = (
     0.03  # of a core of the master's machine: Ray's own processes and those that look on
 )

@@ -34,6 +34,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
+from speedo.study.planning.masters_time import handling_seconds
 from speedo.worker.turn import Worker
 
 MARK: Final = "speedo-plan: "
@@ -232,6 +233,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
             answer["shared_memory"] = exchange(
                 engine, compression, lambda: SharedMemoryStore(path), None, rule
             )
+    answer["handle"] = handling_seconds()
     engine.close()
     return answer
 

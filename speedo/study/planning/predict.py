@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Final
 
 from speedo.engines.quadratic import QuadraticEngine
@@ -278,8 +279,8 @@ class _Window:
         self._cluster, self._results, self._seen = cluster, results, 0
         self._turns: dict[int, _Turns] = {}
         self._first = self._stopped = 0.0
-        self._before: dict[str, float] = {}
-        self._after: dict[str, float] = {}
+        self._before: dict[str, list[float]] = {}
+        self._after: dict[str, list[float]] = {}
 
     @property
     def seconds(self) -> float:
@@ -294,8 +295,11 @@ class _Window:
         )
 
     def shares(self, workers: int) -> dict[str, float]:
-        """The utilisation of each resource in the window; `compute` is the mean of the workers."""
-        used = {name: self._after[name] - before for name, before in self._before.items()}
+        """The utilisation of the busiest resource of each kind in the window; `compute` is the mean of the workers."""
+        used = {}
+        for name, after in self._after.items():
+            pairs = zip_longest(after, self._before[name], fillvalue=0.0)
+            used[name] = max((late - early for late, early in pairs), default=0.0)
         used["compute"] /= workers
         return {name: one / self.seconds for name, one in used.items()}
 

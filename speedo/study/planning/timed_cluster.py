@@ -92,7 +92,8 @@ class TimedCluster(SimulatedCluster):
     # ------------------------------------------------------------ Cluster
 
     def send(self, command: Command) -> None:
-        self.work(self.compute_on(0, 0.5 * self.calibration.handle))
+        assert isinstance(command, Train)
+        self._handle(command.worker)
         super().send(command)
 
     def next_event(self, timeout_s: float) -> Event | None:
@@ -130,7 +131,7 @@ class TimedCluster(SimulatedCluster):
                 if event.ticket in self._unheard:
                     self._unheard.discard(event.ticket)
                     self.work(self.hear())
-                self.work(self.compute_on(0, 0.5 * self.calibration.handle))
+                self._handle(event.worker)
         return known
 
     def _taken_in(self, events: list[Trained]) -> None:
@@ -223,20 +224,19 @@ class TimedCluster(SimulatedCluster):
 
     # ------------------------------------------------------------ what was busy, in seconds up to now
 
-    def busy(self) -> dict[str, float]:
-        """Busy seconds by resource: `link` is the busiest direction of any port, `compute` the sum of the workers.
+    def busy(self) -> dict[str, list[float]]:
+        """Busy seconds of each resource of a kind: `link` has each direction of each port, in the order of first use.
 
-        `store` and `server` are the busiest Redis and the busiest server process.
+        `compute` is the sum of the workers.
         """
-        links = [port.busy() for port in self._ports.values()]
         found = {
-            "compute": self._computing,
-            "link": max(links, default=0.0),
-            "store": max(keeper.redis.busy() for keeper in self._keepers),
-            "master": self._master_busy,
+            "compute": [self._computing],
+            "link": [port.busy() for port in self._ports.values()],
+            "store": [keeper.redis.busy() for keeper in self._keepers],
+            "master": [self._master_busy],
         }
         if self.priced_servers:
-            found["server"] = max(server.process.busy() for server in self.priced_servers)
+            found["server"] = [server.process.busy() for server in self.priced_servers]
         return found
 
     # ------------------------------------------------------------ inside
@@ -298,16 +298,19 @@ class TimedCluster(SimulatedCluster):
             self._ports[way] = Shared(self)
         return self._ports[way]
 
-    def _message(self, sender: int, receiver: int) -> Job:
-        """Three quarters of a message's time are work, at both ends; the rest is the wait for a wake-up."""
-        far = sender != receiver
-        seconds = self.calibration.far_message if far else self.calibration.message
-        way = 0.5 * self.site.round_trip if far else 0.0
-        return chain(
-            self.compute_on(sender, 0.375 * seconds),
-            pause(self, 0.25 * seconds + way),
-            self.compute_on(receiver, 0.375 * seconds),
-        )
+    def _handle(self, worker: int) -> None:
+        """The master sends a command or takes a result: half of its work for it, and its end of the message."""
+        end = 0.375 * self._message_seconds(self.site.machine_of(worker))
+        self.work(self.compute_on(0, 0.5 * self.calibration.handle + end))
+
+    def _message(self, machine: int) -> Job:
+        """Of a message from or to the master: the end on this machine, and the wait for a wake-up, a quarter of all."""
+        seconds = self._message_seconds(machine)
+        way = 0.5 * self.site.round_trip if machine else 0.0
+        return chain(pause(self, 0.25 * seconds + way), self.compute_on(machine, 0.375 * seconds))
+
+    def _message_seconds(self, machine: int) -> float:
+        return self.calibration.far_message if machine else self.calibration.message
 
     def _send_train(self, command: Train) -> None:
         if command.team is not None:
@@ -322,13 +325,13 @@ class TimedCluster(SimulatedCluster):
             train = self._engines[command.worker].job(train)
         chain(
             pause(self, self._pace.start(self.now) - self.now),
-            self._message(0, machine),
+            self._message(machine),
             self._until(command.version),
             self._fetch(machine),
             train,
             self.compute_on(machine, costs.seal),
             self._publish(machine),
-            self._message(machine, 0),
+            self._message(machine),
         )(lambda: self._finish_turn(worker, command))
 
     def _until(self, version: int) -> Job:
@@ -388,11 +391,14 @@ class TimedCluster(SimulatedCluster):
 
         def tell(answer: Trained, summed: float) -> None:
             timings = {"team": summed - began, "publish": self.now - summed}
-            told = partial(self.post, replace(answer, timings=timings))
-            self._message(at(answer.worker), 0)(told)
+            losses = (answer.loss,) * team.rounds if team.rounds > 1 else ()
+            told = replace(answer, samples=answer.samples * team.rounds, losses=losses, timings=timings)  # fmt: skip
+            self._message(at(answer.worker))(partial(self.post, told))
 
         def summed() -> None:
-            answers = train_together(team, self._workers, commands, {}, memories=self._memories)
+            once = replace(team, rounds=1)  # nobody looks at what more of them would make
+            told = {worker: replace(one, team=once) for worker, one in commands.items()}
+            answers = train_together(once, self._workers, told, {}, memories=self._memories)
             for worker, answer in answers.items():
                 assert isinstance(answer, Trained)
                 job = self.compute_on(at(worker), self.calibration.seal)
@@ -401,7 +407,7 @@ class TimedCluster(SimulatedCluster):
                     job = chain(job, self._publish(at(worker)))
                 job(partial(tell, answer, self.now))
 
-        arrivals = [self._message(0, at(worker)) for worker in commands]
+        arrivals = [self._message(at(worker)) for worker in commands]
         fetches = [self._fetch(machine) for machine in hosts if self._gathered != team.formed]
         self._gathered = team.formed if command.payload is Kind.WEIGHTS else 0
         arrivals[0] = chain(

@@ -96,6 +96,6 @@ class TimedTeam:
         if rate is not None:
             ways = [(machine, way) for machine in self.hosts for way in ("out", "in")]
             jobs += [at.port(way).job(nbytes / rate) for way in ways]
-            jobs.append(at.compute_on(0, site.packet_work * nbytes * len(self.hosts)))
+            jobs += [at.compute_on(0, site.packet_work * nbytes) for _ in self.hosts]
         latency = 0.5 * site.round_trip + costs.message
         return chain(pause(at, hops * latency), together(*jobs))

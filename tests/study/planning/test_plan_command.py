@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
-from speedo.study.planning.calibration import read_calibration, write_calibration
+from speedo.study.planning.calibration import HANDLE_S, read_calibration, write_calibration
 from tests.study.planning.test_from_run import write_run
 from tests.study.planning.times import calibration, passage
 from tests.support.nets import net_text, write_data, write_solver
@@ -56,6 +56,9 @@ def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> Non
     kept = read_calibration(tmp_path / "kept.json")
     assert kept.model_dump(mode="json") == told["calibration"]
     assert kept.far.write.seconds > 0
+    assert 0.0 < kept.handle < 0.01
+    assert kept.handle != HANDLE_S
+    assert f"{1000 * kept.handle:.2f} ms for everything else" in kept.origin["master"]
     assert len(kept.steps) == 3
     assert set(tmp_path.iterdir()) == before | {tmp_path / "kept.json"}
 

@@ -64,6 +64,15 @@ def test_between_hosts_a_round_takes_what_its_bytes_take_on_a_link() -> None:
         team = predict(times, site, "sync", 2 * hosts, 1, split=False)
         assert team.images_per_s == pytest.approx(20 * hosts / (0.010 + ring), rel=0.005)
         assert team.shares["master"] == 0.0
+        assert team.shares["link"] == pytest.approx(ring / (0.010 + ring), rel=0.05)
+
+
+def test_what_a_link_carried_before_the_window_does_not_count() -> None:
+    """At first all hosts fetch, over the master's link, 0.1 s each; then the links between them carry all the rest."""
+    times = calibration(steps=(StepTime(samples=10, seconds=0.010),))
+    many = predict(times, GBIT, "sync", 64, 1, split=False)
+    assert many.shares["link"] > 0.7
+    assert many.limit == "link"
 
 
 def test_between_hosts_a_round_waits_for_the_hops_and_for_the_hosts_own_work() -> None:
