@@ -9,6 +9,8 @@ from typing import Final
 from speedo.messages import Part, Trained
 from speedo.sgd_modes.rules import MergeRule, TakeCenter
 
+# Such a report makes a stretch 5 s long: where rounds take longer, the link has time for it.
+MOST_FOR_BYTES_S: Final = 0.1
 MOST_BROKEN: Final = 8  # stretches in a row; a worker whose results are bad is set aside before
 
 
@@ -99,7 +101,8 @@ class TeamUnit:
         """
         report_s = self.report_s
         if far and hosts > 1:
-            report_s = max(report_s, self.round_s * hosts / (2 * (hosts - 1)))
+            as_bytes = self.round_s * hosts / (2 * (hosts - 1))
+            report_s = max(report_s, min(as_bytes, MOST_FOR_BYTES_S))
         return self.round_s, report_s
 
     def add(self, worker: int) -> None:
