@@ -19,12 +19,12 @@ import numpy as np
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
 from speedo.exchange.factors import FactorSpace, Product, blocks_of, choices
-from speedo.exchange.vector import Vector
+from speedo.exchange.vector import Vector, as_bytes, checksum
 from speedo.messages import Team
 from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
 from speedo.worker.membership import BeginSum, Gather, Reduction, Wait
-from speedo.worker.team_memory import TeamMemory, stretch_of
+from speedo.worker.team_memory import STATE, TeamMemory, stretch_of
 from speedo.worker.turn import Worker
 
 Waits = Generator[Wait, Reduction | None, None]
@@ -183,23 +183,35 @@ class Rest:
 
 
 def say_state(seat: Seat) -> None:
-    """To be done before all of the host meet, then `agree_on_state`."""
+    """To be done once the center is there, before all of the host meet; then `hear_states`."""
     memory = seat.memory
     if seat.place == 0:
         others = [rank for rank in range(len(seat.team.members)) if rank not in seat.here]
         memory.states[others] = 0
         memory.length[0] = 0
-    memory.states[seat.rank] = seat.worker.solver_state
+    memory.states[seat.rank, :STATE] = seat.worker.solver_state
+    if seat.place == 0 and seat.team.spread:
+        memory.states[seat.rank, STATE] = checksum(as_bytes(memory.center)) >> 1
+
+
+def hear_states(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
+    """Learn what the members of all hosts have said; whether the center of this host is the leader's.
+
+    Unlike processors round the solver's update in other ways, so the weights of two hosts may grow apart.
+    """
+    if not seat.team.spread:
+        return True
+    states = seat.memory.states
+    if seat.place == 0:
+        yield states.reshape(-1)
+    yield None
+    return bool(states[seat.here[0], STATE] == states[0, STATE])
 
 
 def agree_on_state(seat: Seat) -> Waits:
     """Give the members that have made fewer updates the state of the one that has made most."""
-    worker, states = seat.worker, seat.memory.states
-    if seat.team.spread:
-        if seat.place == 0:
-            yield states.reshape(-1)
-        yield None
-    rows = [tuple(row) for row in states.tolist()]
+    worker = seat.worker
+    rows = [tuple(row) for row in seat.memory.states[:, :STATE].tolist()]
     giver = max(range(len(rows)), key=lambda rank: (rows[rank][1], -rank))
     if any(row != rows[giver] for row in rows):
         state = yield from _hand_over(seat, giver)

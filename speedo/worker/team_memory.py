@@ -13,6 +13,7 @@ from speedo.exchange.vector import Vector
 ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
 FLAG_BYTES: Final = 64  # a cache line for each member
 STATE: Final = 2  # numbers that name the state of a member's solver
+ROW: Final = STATE + 1  # and the checksum of its host's center, from the first member of a host
 
 Numbers = npt.NDArray[np.int64]
 
@@ -21,8 +22,8 @@ Numbers = npt.NDArray[np.int64]
 class TeamMemory:
     """`center`, which later has the mean gradient; a payload and a flag for each member of the host; all of them views.
 
-    A flag is 0 as long as the member's payload is finite. `states` has a row for each member of the team, `length` one
-    number: the bytes of a solver's state that one of them hands to others.
+    A flag is 0 as long as the member's payload is finite. `states` has a row of `ROW` numbers for each member of the
+    team, `length` one number: the bytes of a solver's state that one of them hands to others.
     `factors` is room for those of all members (`speedo.exchange.factors.FactorSpace`).
     """
 
@@ -42,9 +43,9 @@ class TeamMemory:
         vectors = [values[at * _padded(size) : at * _padded(size) + size] for at in range(here + 1)]
         flags = np.frombuffer(memory, np.uint8, offset=values.nbytes, count=here * FLAG_BYTES)
         numbers = np.frombuffer(
-            memory, np.int64, offset=values.nbytes + flags.nbytes, count=everywhere * STATE + 1
+            memory, np.int64, offset=values.nbytes + flags.nbytes, count=everywhere * ROW + 1
         )
-        states = numbers[:-1].reshape(everywhere, STATE)
+        states = numbers[:-1].reshape(everywhere, ROW)
         room = np.frombuffer(
             memory, np.float32, count=factors, offset=values.nbytes + flags.nbytes + numbers.nbytes
         )
@@ -53,7 +54,7 @@ class TeamMemory:
     @staticmethod
     def bytes_for(here: int, everywhere: int, size: int, factors: int = 0) -> int:
         values = (here + 1) * _padded(size) + factors
-        return values * 4 + here * FLAG_BYTES + (everywhere * STATE + 1) * 8
+        return values * 4 + here * FLAG_BYTES + (everywhere * ROW + 1) * 8
 
 
 def _padded(size: int) -> int:

@@ -29,6 +29,7 @@ from speedo.worker.team_gradients import (
     Seat,
     agree_on_state,
     gradient_round,
+    hear_states,
     is_finite,
     room_for_factors,
     say_state,
@@ -96,11 +97,15 @@ def team_rounds(
     center = memory.center
     began = clock()
     memory.flags[seat.place] = 0
-    if sums_gradients:
-        say_state(seat)
     if seat.place == 0:
         worker.fetch_center_for_team(command, center)
+    if sums_gradients:
+        say_state(seat)
     yield None
+    if sums_gradients and not (yield from hear_states(seat)):
+        if seat.place == 0:
+            worker.exchange.fetch_center(command.version, center, alone=True)
+        yield None
     engine.load_weights(center)
     if sums_gradients:
         yield from agree_on_state(seat)

@@ -257,6 +257,33 @@ def test_a_center_of_which_the_team_made_another_is_fetched(
         assert all(isinstance(one, Refused) for one in answers.values()), answers
 
 
+def test_a_host_whose_weights_have_grown_apart_begins_from_the_center(
+    processes: Callable[[Members, int], InProcesses],
+) -> None:
+    """As on a processor that rounds in another way. Workers 1 and 3 are on one host."""
+    members = Members(4, 4, 4, 4)
+    made: list[bytes] = []
+    for worker in members.workers.values():
+        worker.made_in_team = partial(note_weights, worker, made)  # type: ignore[method-assign]
+    teams = processes(members, 2)
+    commands = members.commands(3, Kind.WEIGHTS, hosts=2)
+    teams.turn(commands)
+    layout = members.workers[0].engine.layout
+    center = members.published(Kind.WEIGHTS)
+    body = as_bytes(center)
+    header = header_for(body, layout, Kind.CENTER, version=4)
+    members.store.write(keys.center("run", 4), header.pack(), body)
+    for worker in (1, 3):
+        members.workers[worker].engine.load_weights(np.nextafter(center, np.float32(9)))
+    later = {
+        worker: replace(one, ticket=one.ticket + 50, version=4, own=OwnResults(one.ticket))
+        for worker, one in commands.items()
+    }
+    answers = teams.turn(later)
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    assert [made.count(one) for one in dict.fromkeys(made)] == [4, 4]
+
+
 @pytest.mark.parametrize("worker", range(4))
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_one_that_is_not_finite_breaks_the_turn_on_all_hosts_which_hear_who_it_was(

@@ -69,7 +69,7 @@ class AddDelta(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
-        self.merge_into(center, center, contributions, rate, iteration, state)
+        AddDelta.merge_into(self, center, center, contributions, rate, iteration, state)
 
     def merge_into(
         self,

@@ -41,7 +41,7 @@ class AverageDeltas(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
-        self.merge_into(center, center, contributions, rate, iteration, state)
+        AverageDeltas.merge_into(self, center, center, contributions, rate, iteration, state)
 
     def merge_into(
         self,

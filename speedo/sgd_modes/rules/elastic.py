@@ -58,7 +58,7 @@ class Elastic(MergeRule):
         iteration: int,
         state: State = NO_STATE,
     ) -> None:
-        self.merge_into(center, center, contributions, rate, iteration, state)
+        Elastic.merge_into(self, center, center, contributions, rate, iteration, state)
 
     def merge_into(
         self,
