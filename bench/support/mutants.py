@@ -64,11 +64,6 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "0 becomes 1",
     ): "set with the first turn, and not read before",
     (
-        "speedo/sgd_modes/rules/base.py",
-        "part *= factors[0]",
-        "0 becomes 1",
-    ): "all factors are alike there",
-    (
         "speedo/sgd_modes/partial.py",
         "def _release(self, first: int = -1) -> tuple[int, ...]:",
         "1 becomes 2",
