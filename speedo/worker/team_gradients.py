@@ -4,7 +4,7 @@ All members have the same weights and the same state of the solver (momentum and
 it: those of one solver with the whole batch, for every type of solver, and with clipped gradients. A member whose state
 is another, because it is new or has trained alone, is given that of the others first.
 
-Where a host has one member, what it has of its gradient goes to the other hosts while earlier layers still compute.
+What all members of a host have of their gradients goes to the other hosts while earlier layers still compute.
 Between hosts, inner products whose factors are fewer bytes are exchanged so (`speedo.exchange.factors`); then each host
 makes their sum.
 """
@@ -12,6 +12,7 @@ makes their sum.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
 from speedo.exchange.factors import FactorSpace, Product, blocks_of, choices
-from speedo.exchange.vector import Vector, as_bytes, checksum
+from speedo.exchange.vector import Layout, Vector, as_bytes, checksum
 from speedo.messages import Team
 from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
@@ -87,96 +88,110 @@ def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | No
     products = products_for(worker, team)
     if memory.factors.size != room_for_factors(worker, team):
         products = ()  # a step has become another one since the team was formed
-    engine, acts = worker.engine, seat.place == 0 and bool(team.spread)
+    engine, number = worker.engine, worker.solver_state[1] + 1
     engine.set_iteration(iteration)
     counts = [samples for _, _, samples in team.members]
     shares, after = shares_of(counts, 1.0)
-    mean, out = memory.center, memory.payloads[seat.place]
+    mean, own = memory.center, memory.payloads[seat.place]
     space = FactorSpace(products, len(counts), memory.factors)
     factors = {one.product.start: one for one in space.of(seat.rank)}
-    rest, finite, reduction = Rest(mean, memory.payloads[0], products), True, None
-    if acts and len(seat.here) == 1:
-        out, reduction = mean, (yield BeginSum(rest.values))
+    shares_here, leaving, finite = [shares[rank] for rank in seat.here], None, True
+    starts = [place.start for _, place in engine.layout.slices()]
+    if seat.place == 0 and team.spread:
+        leaving = Leaving(memory, engine.layout, products, number, shares_here, after)
+        reduction = yield BeginSum(leaving.values)
+        assert reduction is not None
+        leaving.reduction = reduction
 
     def done(start: int, stop: int) -> None:
         nonlocal finite
+        parts: list[Vector] = [own[start:stop]]
         if start in factors:
-            one = factors[start]
-            finite = finite and is_finite(one.left.reshape(-1)) and is_finite(one.right.reshape(-1))
-            return
-        finite = finite and is_finite(out[start:stop])
-        if reduction is not None:
-            reduction.ready(*rest.take(start, stop, float(shares[seat.rank] * after)))
+            parts = [factors[start].left.reshape(-1), factors[start].right.reshape(-1)]
+        finite = finite and all(map(is_finite, parts))
+        if not finite:
+            return  # other hosts are to hear who it is, and not to find it in their sum
+        memory.ready[seat.place, bisect_left(starts, start) : bisect_left(starts, stop)] = number
+        if leaving is not None:
+            leaving.let_go()
 
-    loss = engine.gradient(1, out, done, tuple(factors.values()))
+    loss = engine.gradient(1, own, done, tuple(factors.values()))
     memory.flags[seat.place] = not (finite and math.isfinite(loss))
     yield None
     seat.require_finite()
-    if reduction is None:
-        share = stretch_of(seat.place, len(seat.here), out.size)
+    if not team.spread:
+        share = stretch_of(seat.place, len(seat.here), own.size)
         payloads = [payload[share] for payload in memory.payloads]
-        sum_into(mean[share], payloads, [shares[rank] for rank in seat.here], after)
+        sum_into(mean[share], payloads, shares_here, after)
     reached("team-summed")
-    yield None
-    if acts:
-        if reduction is None:
-            rest.take_all()
-            yield rest.values
-        else:
-            yield reduction
-        bad = not is_finite(rest.values)
-        rest.give_back()
+    if leaving is not None:
+        leaving.let_go()
+        yield leaving.reduction
+        bad = not is_finite(leaving.values)
+        leaving.give_back()
         if products:
             rows = memory.factors.reshape(len(counts), space.each)
             yield Gather(rows[list(seat.here)], rows)
             bad = bad or not is_finite(memory.factors)
         memory.flags[0] = bad
-    if team.spread:
-        yield None
-        if memory.flags[0]:  # the member that it is from leaves, too, and is to blame
-            raise TeamBrokenError("the gradient of a member on another host is not finite")
-    for number, one in enumerate(products):
+    yield None
+    if team.spread and memory.flags[0]:  # the member that it is from leaves, too, and is to blame
+        raise TeamBrokenError("the gradient of a member on another host is not finite")
+    for at, one in enumerate(products):
         blocks, members = blocks_of(one), len(seat.here)
-        own = slice(blocks * seat.place // members, blocks * (seat.place + 1) // members)
-        space.add_up(number, [1 / len(counts)] * len(counts), mean, own)
+        some = slice(blocks * seat.place // members, blocks * (seat.place + 1) // members)
+        space.add_up(at, [1 / len(counts)] * len(counts), mean, some)
     if products:
         yield None
     engine.apply_gradient(mean)
-    worker.solver_state = team.formed, worker.solver_state[1] + 1
+    worker.solver_state = team.formed, number
     return loss
 
 
-class Rest:
-    """What of the vector `whole` is no product's: its `values`, end to end in `room`, or `whole` itself."""
+class Leaving:
+    """The sum of a host's gradients in round `number`, which goes to the other hosts blob by blob.
 
-    def __init__(self, whole: Vector, room: Vector, products: Sequence[Product]) -> None:
-        self._whole, self._room = whole, room
-        ends = [0, *(end for one in products for end in (one.start, one.stop)), whole.size]
-        self._kept = list(zip(ends[::2], ends[1::2], strict=True)) if products else []
-        size = sum(stop - start for start, stop in self._kept)
-        self.values = room[:size] if products else whole
+    `values` are those of no product, end to end, in the memory of the mean if there is no product.
+    """
 
-    def take(self, start: int, stop: int, factor: float = 1.0) -> tuple[int, int]:
-        """Put these values, times `factor`, among `values`; their place there."""
-        place = start
-        if self._kept:
-            place = sum(min(end, start) - first for first, end in self._kept if first <= start)
-        into = self.values[place : place + stop - start]
-        if factor != 1.0 or self._kept:
-            np.multiply(self._whole[start:stop], np.float32(factor), out=into)
-        return place, place + stop - start
+    reduction: Reduction
 
-    def take_all(self) -> None:
-        """Put all there."""
-        for start, stop in self._kept:
-            self.take(start, stop)
+    def __init__(
+        self,
+        memory: TeamMemory,
+        layout: Layout,
+        products: Sequence[Product],
+        number: int,
+        shares: Sequence[np.float32],
+        after: np.float32,
+    ) -> None:
+        self._memory, self._number, self._shares, self._after = memory, number, shares, after
+        starts = {one.start for one in products}
+        places = [place for _, place in layout.slices()]
+        self._left = {at: place for at, place in enumerate(places) if place.start not in starts}
+        self._to: dict[int, int] = {}  # by blob, the place of its first value in `values`
+        size = 0
+        for at, place in self._left.items():
+            self._to[at] = size
+            size += place.stop - place.start
+        self._kept = dict(self._left) if products else {}
+        self.values = np.empty(size, np.float32) if products else memory.center
+
+    def let_go(self) -> None:
+        """Sum the blobs that all members of the host have ready, the last first; the sums leave."""
+        ready = (self._memory.ready == self._number).all(axis=0)
+        for at in [one for one in reversed(self._left) if ready[one]]:
+            place, first = self._left.pop(at), self._to[at]
+            stop = first + place.stop - place.start
+            payloads = [payload[place] for payload in self._memory.payloads]
+            sum_into(self.values[first:stop], payloads, self._shares, self._after)
+            self.reduction.ready(first, stop)
 
     def give_back(self) -> None:
-        """Put the `values` in their places in `whole`."""
-        at = 0
-        for start, stop in self._kept:
-            self._whole[start:stop] = self.values[at : at + stop - start]
-            at += stop - start
+        """Put the `values` in their places in the mean."""
+        for at, place in self._kept.items():
+            first = self._to[at]
+            self._memory.center[place] = self.values[first : first + place.stop - place.start]
 
 
 # -------------------------------------------------------------------- the state of the solvers

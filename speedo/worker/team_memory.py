@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.exchange.vector import Vector
+from speedo.exchange.vector import Layout, Vector
 
 ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
 FLAG_BYTES: Final = 64  # a cache line for each member
@@ -24,6 +24,7 @@ class TeamMemory:
 
     A flag is 0 as long as the member's payload is finite. `states` has a row of `ROW` numbers for each member of the
     team, `length` one number: the bytes of a solver's state that one of them hands to others.
+    `ready` has for each member of the host, and each blob, the number of the last round whose gradient is there.
     `factors` is room for those of all members (`speedo.exchange.factors.FactorSpace`).
     """
 
@@ -32,29 +33,48 @@ class TeamMemory:
     flags: np.ndarray
     states: Numbers
     length: Numbers
+    ready: Numbers
     factors: Vector
 
     @classmethod
     def over(
-        cls, memory: memoryview | bytearray, here: int, everywhere: int, size: int, factors: int = 0
+        cls,
+        memory: memoryview | bytearray,
+        here: int,
+        everywhere: int,
+        layout: Layout,
+        factors: int = 0,
     ) -> TeamMemory:
-        """For so many members, with vectors of `size` float32, and all factors, in memory of `bytes_for` bytes."""
+        """For so many members, with vectors of this layout, and all factors, in memory of `bytes_for` bytes."""
+        size, blobs = layout.size, len(layout.blobs)
         values = np.frombuffer(memory, np.float32, count=(here + 1) * _padded(size))
         vectors = [values[at * _padded(size) : at * _padded(size) + size] for at in range(here + 1)]
         flags = np.frombuffer(memory, np.uint8, offset=values.nbytes, count=here * FLAG_BYTES)
         numbers = np.frombuffer(
-            memory, np.int64, offset=values.nbytes + flags.nbytes, count=everywhere * ROW + 1
+            memory,
+            np.int64,
+            offset=values.nbytes + flags.nbytes,
+            count=everywhere * ROW + 1 + here * blobs,
         )
-        states = numbers[:-1].reshape(everywhere, ROW)
+        states, rest = numbers[: everywhere * ROW].reshape(everywhere, ROW), everywhere * ROW
         room = np.frombuffer(
             memory, np.float32, count=factors, offset=values.nbytes + flags.nbytes + numbers.nbytes
         )
-        return cls(vectors[0], tuple(vectors[1:]), flags[::FLAG_BYTES], states, numbers[-1:], room)
+        return cls(
+            vectors[0],
+            tuple(vectors[1:]),
+            flags[::FLAG_BYTES],
+            states,
+            numbers[rest : rest + 1],
+            numbers[rest + 1 :].reshape(here, blobs),
+            room,
+        )
 
     @staticmethod
-    def bytes_for(here: int, everywhere: int, size: int, factors: int = 0) -> int:
-        values = (here + 1) * _padded(size) + factors
-        return values * 4 + here * FLAG_BYTES + (everywhere * ROW + 1) * 8
+    def bytes_for(here: int, everywhere: int, layout: Layout, factors: int = 0) -> int:
+        values = (here + 1) * _padded(layout.size) + factors
+        numbers = everywhere * ROW + 1 + here * len(layout.blobs)
+        return values * 4 + here * FLAG_BYTES + numbers * 8
 
 
 def _padded(size: int) -> int:

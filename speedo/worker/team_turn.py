@@ -52,15 +52,15 @@ class TeamMember:
         """As `Worker.turn`, also for a command to a team. Raises `TeamBrokenError` if another member ended it."""
         if command.team is None:
             return self._worker.turn(command)
-        membership, size = self._membership, self._worker.engine.layout.size
+        membership, layout = self._membership, self._worker.engine.layout
         began = self._worker.clock()
         try:
             everywhere = len(command.team.members)
             factors = room_for_factors(self._worker, command.team)
             shared = membership.enter(
-                command.team, lambda here: TeamMemory.bytes_for(here, everywhere, size, factors)
+                command.team, lambda here: TeamMemory.bytes_for(here, everywhere, layout, factors)
             )
-            memory = TeamMemory.over(shared, len(membership.here), everywhere, size, factors)
+            memory = TeamMemory.over(shared, len(membership.here), everywhere, layout, factors)
             rounds = team_rounds(self._worker, command, memory)
             begun: Reduction | None = None
             while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,17 @@ import pytest
 from speedo.engines.base import Done, nobody
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.factors import Factors, Product
-from speedo.exchange.vector import Vector
+from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.messages import Kind, Refused, Trained
-from speedo.worker.team_gradients import Rest
+from speedo.worker.team_gradients import Leaving
+from speedo.worker.team_memory import TeamMemory
 from tests.worker.test_team_turn import InProcesses, Members
 
 # Of three hosts' bytes factors are a quarter for the first, and more for the second.
 PRODUCTS = (Product("large/0", 3, 20, 30, 2), Product("small/0", 610, 4, 5, 2))
 SIZE = 640
+SIZES = (3, 600, 7, 20, 10)
+LAYOUT = Layout(tuple(Blob(f"blob/{at}", (size,)) for at, size in enumerate(SIZES)))
 
 
 class ProductEngine(QuadraticEngine):
@@ -31,6 +33,11 @@ class ProductEngine(QuadraticEngine):
         self._random = np.random.default_rng(rank)
         self.given: set[str] = set()
         self.spoils = False
+        self._layout = LAYOUT
+
+    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
+        for blob, place in LAYOUT.slices():
+            change(blob, place, self._weights[place])
 
     def products(self) -> tuple[Product, ...]:
         return PRODUCTS
@@ -39,11 +46,10 @@ class ProductEngine(QuadraticEngine):
         self, n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
     ) -> float:
         loss = super().gradient(n, out)
-        wanted, ends = {one.product.start: one for one in factors}, {0, SIZE}
+        wanted = {one.product.start: one for one in factors}
         for one in PRODUCTS:
             left = self._random.standard_normal((one.rows, one.left)).astype(np.float32)
             right = self._random.standard_normal((one.rows, one.right)).astype(np.float32)
-            ends |= {one.start, one.stop}
             if one.start in wanted:
                 wanted[one.start].left[:], wanted[one.start].right[:] = left, right
                 if self.spoils:
@@ -52,9 +58,8 @@ class ProductEngine(QuadraticEngine):
                 self.given.add(one.name)
             else:
                 out[one.start : one.stop] = (left.T @ right).reshape(-1)
-        places = sorted(ends)
-        for start, stop in reversed(list(pairwise(places))):
-            done(start, stop)
+        for _, place in reversed(list(LAYOUT.slices())):
+            done(place.start, place.stop)
         return loss
 
 
@@ -123,15 +128,40 @@ def test_a_factor_that_is_not_finite_is_its_worker_s_fault(
     assert blamed == [one == worker for one in range(3)]
 
 
-def test_the_rest_is_everything_but_the_products_in_its_order() -> None:
-    whole, room = np.arange(SIZE, dtype=np.float32), np.zeros(SIZE, np.float32)
-    rest = Rest(whole, room, PRODUCTS)
-    assert rest.values.size == SIZE - 620
-    assert rest.take(630, 640, 0.5) == (10, 20)
-    assert rest.values[10:].tolist() == [0.5 * value for value in range(630, 640)]
-    rest.take_all()
-    assert rest.values.tolist() == [*range(3), *range(603, 610), *range(630, 640)]
-    rest.values[:] = -1
-    rest.give_back()
-    assert np.flatnonzero(whole == -1).tolist() == [*range(3), *range(603, 610), *range(630, 640)]
-    assert Rest(whole, room, ()).values is whole
+def test_blobs_leave_once_all_members_of_the_host_have_them_and_products_do_not() -> None:
+    memory = TeamMemory.over(bytearray(TeamMemory.bytes_for(2, 4, LAYOUT)), 2, 4, LAYOUT)
+    for number, payload in enumerate(memory.payloads):
+        payload[:] = np.arange(SIZE) + number
+    leaving = Leaving(memory, LAYOUT, PRODUCTS, 7, [np.float32(1), np.float32(1)], np.float32(0.25))
+    left: list[tuple[int, int]] = []
+    leaving.reduction = Left(left)
+    assert leaving.values.size == SIZE - 620
+    memory.ready[0] = 7
+    memory.ready[1] = 6  # of the round before
+    memory.ready[1, [4, 1]] = 7
+    leaving.let_go()
+    assert left == [(10, 20)]
+    assert leaving.values[10:].tolist() == [0.25 * (2 * value + 1) for value in range(630, 640)]
+    memory.ready[1] = 7
+    leaving.let_go()
+    leaving.let_go()
+    assert left == [(10, 20), (3, 10), (0, 3)]
+    leaving.values[:] = -1
+    leaving.give_back()
+    kept = [*range(3), *range(603, 610), *range(630, 640)]
+    assert np.flatnonzero(memory.center == -1).tolist() == kept
+    whole = Leaving(memory, LAYOUT, (), 8, [np.float32(1), np.float32(1)], np.float32(0.25))
+    assert whole.values is memory.center
+
+
+class Left:
+    """A sum over hosts that notes what becomes ready."""
+
+    def __init__(self, left: list[tuple[int, int]]) -> None:
+        self._left = left
+
+    def ready(self, start: int, stop: int) -> None:
+        self._left.append((start, stop))
+
+    def finish(self) -> None:
+        """Nobody waits for it."""

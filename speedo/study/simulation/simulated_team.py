@@ -43,13 +43,13 @@ def train_together(
     member stops. `memories` are those of the last gathering, in which its members find what they have made.
     """
     present = [worker for worker in team.workers if worker in commands and worker in workers]
-    size = workers[present[0]].engine.layout.size
+    layout = workers[present[0]].engine.layout
     memories = {} if memories is None else memories
     if team.formed not in memories:
         memories.clear()
         factors = room_for_factors(workers[present[0]], team)
         sizes = {
-            here: (len(here), len(team.members), size, factors)
+            here: (len(here), len(team.members), layout, factors)
             for here in team.spread or [here_of(team, present[0])]
         }
         memories[team.formed] = {
