@@ -168,7 +168,7 @@ class WorkerActor:
             scratch=self._scratch,
             draws=Draws.NONE,
         )
-        let_others_run(self._choice, self._pipeline is not None or settings.teams)
+        let_others_run(self._choice, self._pipeline is not None)
         engine = make_engine(
             self._choice,
             text,
@@ -211,7 +211,7 @@ class WorkerActor:
             reach = partial(between_hosts_of, settings, place, self._missing)
             membership = Membership(place.worker, meeting, reach)
             self._team = TeamMember(self._worker, membership)
-            self._turn = self._team.turn
+            self._turn = self._team_turn
         return engine
 
     def _store_trouble(self, trouble: str | None) -> None:
@@ -236,6 +236,12 @@ class WorkerActor:
         except Exception:  # a master that cannot be reached is noticed by the host
             return ""
         return found
+
+    def _team_turn(self, command: Train) -> Trained:
+        """Where the team is of several hosts, its sums travel in a thread beside the engine's."""
+        assert self._team is not None
+        let_others_run(self._choice, command.team is not None and bool(command.team.spread))
+        return self._team.turn(command)
 
     def turn(self, command: Train) -> Trained:
         if self._pipeline is not None:

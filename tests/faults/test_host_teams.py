@@ -163,7 +163,7 @@ def test_a_host_that_is_lost_is_left_out_until_another_is_there(
     spread.stop_and_check({1, 2}, (spread.commands[1],))
 
 
-@row(29, "member of a team over hosts hangs (SIGSTOP)", ("sync",), usual="sync")
+@row(29, "member of a team over hosts hangs (SIGSTOP)", ("sync",))
 def test_who_acts_for_a_host_and_hangs_is_replaced(
     speedo: Commands, problem: Path, hosts: list[Host], mode: str, finding: Finding
 ) -> None:

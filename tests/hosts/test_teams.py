@@ -41,7 +41,7 @@ def merged(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("decision") == "merged"]
 
 
-@pytest.mark.parametrize("factors", ["off", "auto"])
+@pytest.mark.parametrize("factors", [pytest.param("off", marks=pytest.mark.matrix), "auto"])
 def test_workers_of_two_hosts_are_one_team_and_make_the_model_of_one_host(
     speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path, factors: str
 ) -> None:
