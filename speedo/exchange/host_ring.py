@@ -35,12 +35,12 @@ from speedo.exchange.collective import SAME_CALLS, Array
 from speedo.exchange.host_links import HostLinks
 from speedo.system.failpoints import reached
 
-PIECE: Final = 1 << 19  # bytes at most; measured: half as much takes a fifth more processor time
+PIECE: Final = 1 << 19  # bytes at most; with half as much the processor has more to do
 EACH: Final = 4  # pieces that begin at each leader, if they are not too small: else little overlaps
 LEAST_PIECE: Final = 1 << 15
 LOT: Final = (
     1 << 17
-)  # bytes for which a reader is woken; for each packet it costs half as much again
+)  # bytes for which a reader is woken; for each packet the processor has more to do
 LOOK_EVERY_S: Final = 0.5  # for members that are gone; who waits says so to the next as often
 GRACE: Final = 1.5  # times the limit; until then those who know better say who is slow
 SLOWEST_BYTES_PER_S: Final = 4e6  # a third of 100 Mbit/s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,19 +70,6 @@ class ProductMembers(Members):
 
 def given(members: Members) -> list[set[str]]:
     return [one.engine.given for one in members.workers.values()]  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Any:
-    made: list[InProcesses] = []
-
-    def make(members: Members, hosts: int) -> InProcesses:
-        made.append(InProcesses(members, tmp_path, hosts))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -185,19 +185,6 @@ class InProcesses:
     def close(self) -> None:
         for team in self.teams.values():
             team.close()
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Callable[[Members, int], InProcesses]]:
-    made: list[InProcesses] = []
-
-    def make(members: Members, hosts: int) -> InProcesses:
-        made.append(InProcesses(members, tmp_path, hosts))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
