@@ -95,7 +95,7 @@ def test_workers_are_scaled_and_started_again_in_their_slots_until_they_are_give
     assert "3 workers wanted: here 3" in out
     run.wait_for(lambda: len(run.merged(2, 1)) > 0)
     assert run.speedo.start("scale", "2").wait(WAIT_S) == 0
-    run.wait_for(lambda: set(run.workers()) == {0, 1})
+    run.wait_for(lambda: set(run.workers()) == {0, 1} and len(run.lines("left")) > 0)
     (left,) = run.lines("left")
     assert (left["worker"], left["cause"]) == (2, "fewer workers are wanted")
 
@@ -113,7 +113,7 @@ def test_workers_are_scaled_and_started_again_in_their_slots_until_they_are_give
     assert f"worker 1 on here is restarting in 1 s: {SILENT}" in run.log()
 
     run.workers()[1].send_signal(signal.SIGSEGV)
-    run.wait_for(lambda: "gone, given up" in run.log())
+    run.wait_for(lambda: "gone, given up" in run.log() and len(run.lines("left")) > 2)
     second = run.lines("left")[2]
     assert second["cause"].startswith("native code failed: ")
     assert f"worker 1 on here is gone, given up after 1 restarts: {second['cause']}" in run.log()
