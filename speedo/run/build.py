@@ -118,7 +118,10 @@ def build_training(
                 "warning: the checkpoint has no history of the update by gradients: it begins at 0"
             )
         board.resume(resume.counters)
-        log.resume(settings.epoch, resume.counters, time.monotonic())
+    if resume is not None or settings.epoch:
+        why = settings.master_restarts[-1] if settings.master_restarts else ""
+        begun = resume.counters if resume is not None else None
+        log.resume(settings.epoch, begun, time.monotonic(), why)
     seconds_before = resume.counters.seconds if resume else 0.0
     made_here = center if isinstance(center, ServedCenter) else model
     own_history = made_here.history if needs_update(config) else bytes

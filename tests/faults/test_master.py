@@ -20,6 +20,7 @@ MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four ch
 RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
+BY_HAND = ("--master-restarts", "0")
 
 
 def seconds_lost(lines: list[Line]) -> float:
@@ -68,7 +69,7 @@ def killed_at(
         times = 3 if points[number] == "master-checkpointing" else MERGES
         return {"SPEEDO_FAILPOINT": f"{points[number]}@{times}"}
 
-    run = Run(speedo, solver, mode, *OFTEN, environment=failing(0))
+    run = Run(speedo, solver, mode, *OFTEN, *BY_HAND, environment=failing(0))
     for number in range(len(points)):
         said = run.ends(1)
         assert "the master's process died: killed" in said
