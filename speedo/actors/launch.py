@@ -123,9 +123,10 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         from speedo.actors.control_answers import under_control
         from speedo.actors.fleet.fleet import Fleet
 
-        fleet = Fleet(prepared, watch.note, hosts=True)
+        assert servers.head is not None
+        fleet = Fleet(prepared, watch.note, hosts=True, gone=servers.head.dead)
         stack.callback(fleet.end)
-        if not is_loopback(resolved(config.host)) and servers.head is not None:
+        if not is_loopback(resolved(config.host)):
             servers.head.require_token()
         master = _spawn_master(servers, takes_hosts=True)
         run = _begin_run(master, prepared)

@@ -58,11 +58,20 @@ class Fleet:
     """
 
     def __init__(
-        self, prepared: Prepared, note: Callable[[str], None], *, hosts: bool = False
+        self,
+        prepared: Prepared,
+        note: Callable[[str], None],
+        *,
+        hosts: bool = False,
+        gone: Callable[[], object] = lambda: None,
     ) -> None:
-        """With `hosts` they are where `speedo worker` was started, as many as that has said."""
+        """With `hosts` they are where `speedo worker` was started, as many as that has said.
+
+        Ray is not asked once something of it is `gone`: a question without an answer stays in this process, and Ray
+        ends the process when another cluster has the same address.
+        """
         config = prepared.config
-        self._hosts = hosts
+        self._hosts, self._gone = hosts, gone
         self.last_died: str | None = None
         self._prepared, self._note = prepared, note
         self._seats = Seats(parse_resources(config.resources), config.placement)
@@ -148,9 +157,19 @@ class Fleet:
                 keeper.handle.release_scripts.remote()
 
     def abandon(self) -> None:
-        """End nothing in order, from now on: all of it goes with Ray, which answers nobody any more."""
+        """End nothing in order, from now on: all of it goes with Ray, which answers nobody any more.
+
+        Raises `ClusterError` if a question to Ray is still without an answer.
+        """
         self._abandoned = True
         self._stopping.set()
+        if self._watcher.ident is not None:
+            self._watcher.join(NEWS_S)
+        if self._watcher.is_alive():
+            raise ClusterError(
+                "Ray died while it was asked for its nodes, so no other can start in this process: continue with "
+                f"--resume {self._prepared.run_dir}"
+            )
 
     def leave(self, cause: str) -> None:
         """End all workers, and bring home the logs of far nodes."""
@@ -193,7 +212,7 @@ class Fleet:
         while not self._stopping.wait(LOOK_S):
             # Ray's own troubles: the next look may be better, and if the cluster is gone this process ends.
             with suppress(RayError), self._lock:
-                if not self._stopping.is_set():
+                if not (self._stopping.is_set() or self._gone()):
                     self._look(time.monotonic())
 
     def _look(self, now: float) -> None:

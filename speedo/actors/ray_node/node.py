@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,8 @@ LATE: Final = ("timed out during startup", "No node info found for head node")
 READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
 SERVICES: Final = ("gcs_server", "raylet")
+# In what the command says of a death, before it kills the rest.
+_FIRST: Final = re.compile(r"exited unexpectedly:\s+(\w+)")
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core.
 # Ray continues without it where it has no address to listen at, and no machine has this one (RFC 5737).
 _NO_DASHBOARD: Final = (
@@ -42,23 +45,25 @@ class Node:
     """A node at `address` of the cluster at `gcs`; `command` is `ray start`, which lives as long as its node.
 
     `services` are the processes of Ray's, by name, without which there is no node. An agent's death ends the raylet.
+    `log` is what the command says.
     """
 
     address: str
     gcs: str
     command: subprocess.Popen[bytes]
     note: str
+    log: Path
     services: Mapping[str, psutil.Process]
 
     def dead(self) -> str | None:
-        """The name of what has died; None while all is well. The command itself notices a second later."""
-        for name, process in self.services.items():
-            try:
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    return name
-            except psutil.Error:
-                return name
-        return None if self.command.poll() is None else "node"
+        """The name of what has died first; None while all is well. The command notices a second later, and ends."""
+        gone = [name for name, process in self.services.items() if _has_ended(process)]
+        if len(gone) == 1:
+            return gone[0]
+        if not gone and self.command.poll() is None:
+            return None
+        found = _FIRST.search(self.log.read_text(errors="replace")) if self.log.exists() else None
+        return found[1] if found else "node"
 
 
 @contextmanager
@@ -115,7 +120,8 @@ def ray_node(
                 if words is not None:
                     shutil.copyfile(log, words)
         note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
-        yield Node(address, master or f"{address}:{port}", command, note, _services(command.pid))
+        services = _services(command.pid)
+        yield Node(address, master or f"{address}:{port}", command, note, log, services)
 
 
 @contextmanager
@@ -139,6 +145,13 @@ def _running(
                 with suppress(psutil.Error):
                     process.kill()
         command.wait()
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
 
 
 def _services(command: int) -> dict[str, psutil.Process]:
