@@ -57,6 +57,7 @@ class Joined:
     let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
     memory that it shares with others of its host, to sum with them as a team; empty if it can be in none. It is `near`
     on the master's machine. A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint.
+    `handed` is the result of a turn from center `begun` that a former master gave it, and that comes right after this.
     """
 
     worker: int
@@ -67,6 +68,8 @@ class Joined:
     runs_at: RunsAt | None = None
     lost: str = ""
     near: bool = False
+    handed: Trained | None = None
+    begun: int = 0
 
 
 @record

@@ -52,6 +52,7 @@ from speedo.watch.console import Watch
 
 if TYPE_CHECKING:
     from speedo.actors.fleet.fleet import Fleet
+    from speedo.actors.master_process import MasterProcess
     from speedo.actors.worker_host import WorkerHost
 
 LOOK_S: Final = 0.5  # how often this process looks whether it was asked to stop
@@ -71,27 +72,27 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
-        master = _spawn_master(servers, takes_hosts=False)
+        master = _master_of(servers, watch, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
-        host = WorkerHost(master, own, "here", *folders, watch.note)
+        host = WorkerHost(master.actor, own, "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         if settings.serves:
             logs = prepared.run_dir / LOGS
-            serving = ServerHost(master, own, "here", logs, config.host)
+            serving = ServerHost(master.actor, own, "here", logs, config.host)
             stack.callback(serving.stop)
             serving.start()
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
-        run = _begin_run(master, prepared)
+        master.begin()
         stack.enter_context(under_control(master, _known(prepared), watch))
         with _told_of(prepared):
             host.begin(config.workers)
         with stop_signals() as stopped:  # the first worker to join may train at once
             with _told_of(prepared):
                 host.hand_over(stopped)
-            tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it
-            result = _follow(master, run, servers, watch, stopped, tester, host)
+            master.start_tester()  # beside the first turns: nobody waits for it
+            result = _follow(master, servers, watch, stopped, host, "every worker died, the last")
         if config.own:
             with stop_signals() as stopped:
                 failures = host.let_scripts_end(result.version, stopped, servers.show_output)
@@ -122,19 +123,19 @@ def serve_master(
         stack.callback(fleet.end)
         if not is_loopback(resolved(config.host)) and servers.head is not None:
             servers.head.require_token()
-        master = _spawn_master(servers, takes_hosts=True)
-        run = _begin_run(master, prepared)
+        master = _master_of(servers, watch, takes_hosts=True)
+        master.begin()
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, _known(prepared, address), watch))
-        fleet.start(master, prepared)
+        fleet.start(master.actor, prepared)
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
             + how_to_join(address, token_file, own=config.own)
         )
         try:
-            tester = _start_tester(master, prepared)
+            master.start_tester()
             with stop_signals() as stopped:
-                result = _follow(master, run, servers, watch, stopped, tester)
+                result = _follow(master, servers, watch, stopped, fleet)
             result = _with_scripts_ended(result, fleet, config)
         finally:
             fleet.release_scripts()
@@ -165,16 +166,16 @@ def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
         servers = _start(prepared, watch, stack, nullcontext(), None)
         from speedo.actors.control_answers import under_control
 
-        master = _spawn_master(servers, takes_hosts=True)
+        master = _master_of(servers, watch, takes_hosts=True)
         stack.callback(_kill, master)  # before its store and its memory go
-        run = _begin_run(master, servers.prepared)
+        master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
-        fleet.start(master, servers.prepared)
+        fleet.start(master.actor, servers.prepared)
         try:
-            tester = _start_tester(master, servers.prepared)
+            master.start_tester()
             died = "no node of the Ray cluster can train any more, the last"
             with stop_signals() as stopped:
-                result = _follow(master, run, servers, watch, stopped, tester, fleet, died)
+                result = _follow(master, servers, watch, stopped, fleet, died)
             result = _with_scripts_ended(result, fleet, config)
         finally:
             fleet.leave("the run is over")
@@ -303,80 +304,86 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
     }
 
 
-def _spawn_master(servers: Servers, *, takes_hosts: bool) -> Any:
-    """The master actor, which begins to build its engine."""
-    from speedo.actors.master_actor import NAME, MasterActor
-    from speedo.actors.ray_node.actor_class import actor_class
+def _master_of(servers: Servers, watch: Watch, *, takes_hosts: bool) -> MasterProcess:
+    """The run's master, which begins to build its engine."""
+    from speedo.actors.master_process import MasterProcess
 
-    prepared = servers.prepared
-    return actor_class(MasterActor, name=NAME, threads=16).remote(
-        prepared.config,
-        servers.settings,
-        prepared.run_dir,
-        servers.scratch,
-        prepared.records,
-        None if prepared.resumed is None else prepared.resumed.path,
-        takes_hosts,
+    return MasterProcess(
+        servers.prepared, servers.settings, servers.scratch, watch.note, takes_hosts=takes_hosts
     )
 
 
-def _begin_run(master: Any, prepared: Prepared) -> Any:
-    """The reference of its run, once its engine is built."""
-    from speedo.actors.worker_process import started
-
-    started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
-    return master.run.remote()
-
-
-def _start_tester(master: Any, prepared: Prepared) -> Any:
-    """The reference of the tester's start; None for a run without tests."""
-    return master.start_tester.remote() if prepared.settings.spec.has_test else None
-
-
 def _follow(
-    master: Any,
-    run: Any,
+    master: MasterProcess,
     servers: Servers,
     watch: Watch,
     stopped: Sequence[str],
-    tester: Any = None,
-    host: WorkerHost | Fleet | None = None,
-    died: str = "every worker died, the last",
+    host: WorkerHost | Fleet,
+    died: str = "",
 ) -> RunResult:
     """Show progress until the run is over; being `stopped` ends it early, and the model is still exported.
 
-    The death of the last worker of `host` also ends it, if no other worker can join. It ends with an error if one of
-    Ray's processes dies or the start of `tester` fails. A bad record ends it early; the message names the record.
+    If the master's process dies or hangs, another one goes on with the workers of `host`. The death of the last of
+    these also ends the run if no other can join: `died` says how that is told. It ends with an error if one of Ray's
+    processes dies or the start of the tester fails. A bad record ends it early; the message names the record.
     """
+    from ray.exceptions import GetTimeoutError, RayActorError
+
+    with _told_of(servers.prepared):
+        while True:
+            try:
+                return _follow_one(master, servers, watch, stopped, host, died)
+            except (RayActorError, GetTimeoutError) as error:
+                _require_ray(servers)
+                if not master.replace(error):
+                    raise
+                host.follow(master.actor, master.settings.for_others())
+
+
+def _follow_one(
+    master: MasterProcess,
+    servers: Servers,
+    watch: Watch,
+    stopped: Sequence[str],
+    host: WorkerHost | Fleet,
+    died: str,
+) -> RunResult:
+    """The part of one master's process in `_follow`."""
     import ray
 
-    prepared = servers.prepared
+    from speedo.actors.master_process import HUNG_S
+
     told = False
     next_status = 0.0
-    with _told_of(prepared):
-        while not ray.wait([run], timeout=LOOK_S)[0]:
-            if stopped and not told:
+    while not ray.wait([master.run], timeout=LOOK_S)[0]:
+        reason = ""
+        if stopped:
+            reason = f"stopped by {stopped[0]}"
+        elif died and host.last_died is not None:
+            reason = f"{died}: {host.last_died}"
+        elif (bad := servers.records.problem()) is not None:
+            reason = bad
+        if reason and not told:
+            if stopped:
                 watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
-                master.stop.remote(f"stopped by {stopped[0]}")
-                told = True
-            if host is not None and host.last_died is not None and not told:
-                master.stop.remote(f"{died}: {host.last_died}")
-                told = True
-            if (bad := servers.records.problem()) is not None and not told:
-                master.stop.remote(bad)
-                told = True
-            if tester is not None and ray.wait([tester], timeout=0)[0]:
-                ray.get(tester)
-                tester = None
-            if time.monotonic() >= next_status:
-                next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
-                watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-            servers.show_output()
-            if servers.head is not None and (kind := servers.head.dead()):
-                raise EngineError(f"Ray's {kind} process on this machine died{_way_on(prepared)}")
-        watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-        result: RunResult = ray.get(run)
-        return result
+            master.actor.stop.remote(reason)
+            told = True
+        if master.tester is not None and ray.wait([master.tester], timeout=0)[0]:
+            tester, master.tester = master.tester, None
+            ray.get(tester)
+        if time.monotonic() >= next_status:
+            next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
+            watch.show(ray.get(master.actor.status.remote(), timeout=HUNG_S))
+        servers.show_output()
+        _require_ray(servers)
+    watch.show(ray.get(master.actor.status.remote(), timeout=ANSWER_S))
+    result: RunResult = ray.get(master.run)
+    return result
+
+
+def _require_ray(servers: Servers) -> None:
+    if servers.head is not None and (kind := servers.head.dead()):
+        raise EngineError(f"Ray's {kind} process on this machine died{_way_on(servers.prepared)}")
 
 
 @contextmanager
@@ -413,14 +420,14 @@ def _way_on(prepared: Prepared) -> str:
     return f"; continue with --resume {prepared.run_dir}" if kept else ""
 
 
-def _let_go(master: Any) -> None:
+def _let_go(master: MasterProcess) -> None:
     """Wait for the hosts to leave, then remove the run's keys from the store, which may be the user's own."""
     import ray
     from ray.exceptions import RayError
 
     try:
-        ray.get(master.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
-        ray.get(master.clean_store.remote(), timeout=ANSWER_S)
+        ray.get(master.actor.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
+        ray.get(master.actor.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
         return  # master or store are gone, or another master has the run: there is nothing of ours to tidy
 
@@ -434,9 +441,9 @@ def _with_scripts_ended(result: RunResult, fleet: Fleet, config: RunConfig) -> R
     return replace(result, problems=(*result.problems, *bad_ends))
 
 
-def _kill(actor: Any) -> None:
+def _kill(master: MasterProcess) -> None:
     import ray
     from ray.exceptions import RayError
 
     with suppress(RayError):
-        ray.kill(actor)
+        ray.kill(master.actor)

@@ -139,9 +139,9 @@ class CheckpointWriter:
         gathering.checkpoint = checkpoint
         return asked
 
-    def _taken(self, coordinator: Coordinator, seconds: float) -> Checkpoint:
-        """What the master has of the present version."""
-        counters = Counters(
+    def counters(self, coordinator: Coordinator, seconds: float) -> Counters:
+        """Those of the present version, after these `seconds` of training."""
+        return Counters(
             self.run,
             self.epoch,
             self.mode,
@@ -154,6 +154,10 @@ class CheckpointWriter:
             dict(self.dropped()),
             _progress(coordinator),
         )
+
+    def _taken(self, coordinator: Coordinator, seconds: float) -> Checkpoint:
+        """What the master has of the present version."""
+        counters = self.counters(coordinator, seconds)
         center, own = self.center.vector.copy(), self.server_history()
         rule = self.center.state.pack()
         return Checkpoint(counters, center, own, rule_state=rule, script=self.script_state())

@@ -142,6 +142,22 @@ class Roster:
                 self._requested[host, request] = (worker, place.incarnation)
             return place
 
+    def adopt(self, place: Assignment) -> bool:
+        """Give the place to the worker that has had it from a former master; whether it is free."""
+        with self._lock:
+            if place.worker in self._held:
+                return False
+            self.seen({place.worker: place.incarnation})
+            self._data[place.worker] = self._everywhere
+            self._held[place.worker] = place
+            return True
+
+    def seen(self, incarnations: Mapping[int, int]) -> None:
+        """There were these before; the next of each slot is a later one."""
+        for worker, incarnation in incarnations.items():
+            known = self._incarnations.get(worker, 0)
+            self._incarnations[worker] = max(known, incarnation)
+
     def release(self, worker: int, incarnation: int) -> None:
         """Free the slot, unless it was assigned again."""
         with self._lock:

@@ -372,6 +372,22 @@ class TurnBook:
         member.latest = turn.ticket
         return turn
 
+    def _restored_turn(self, member: Member, result: Trained, begun: int) -> Turn:
+        """A turn that a former master gave this worker, from version `begun`, and whose result is there."""
+        staleness = max(0, self.version - begun)
+        per_step = member.samples_per_step * self._tuning.batches
+        turn = Turn(
+            result.ticket,
+            result.samples,
+            self.received - staleness,
+            self.strategy.rule,
+            per_step=per_step,
+        )
+        self._samples_in_flight += turn.samples
+        member.turns.append(turn)
+        member.latest = turn.ticket
+        return turn
+
     def _command(
         self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None
     ) -> Train:

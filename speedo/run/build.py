@@ -21,6 +21,7 @@ from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
+from speedo.master.journal import Journal
 from speedo.master.leases import Leases
 from speedo.master.observers import Observers
 from speedo.master.script_tests import ScriptTests
@@ -35,6 +36,7 @@ from speedo.run.exports import make_exports
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
+from speedo.run.takeover import Takeover, journal_of
 from speedo.run.trained_model import TrainedModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
@@ -61,6 +63,7 @@ def build_training(
     leases: Leases | None = None,
     tests: ScriptTests | None = None,
     script_state: Callable[[], bytes] = lambda: b"",
+    taken_over: Takeover | None = None,
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
@@ -118,6 +121,10 @@ def build_training(
                 "warning: the checkpoint has no history of the update by gradients: it begins at 0"
             )
         board.resume(resume.counters)
+        if taken_over is not None:
+            parts.roster.seen(taken_over.incarnations)
+            log.make_up(taken_over.merges, time.monotonic())
+            coordinator.started = True
         log.resume(settings.epoch, resume.counters, time.monotonic())
     seconds_before = resume.counters.seconds if resume else 0.0
     made_here = center if isinstance(center, ServedCenter) else model
@@ -176,7 +183,12 @@ def build_training(
         final_test=config.final_test,
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
+        tests_first=taken_over is not None and taken_over.tests,
     )
+    journal = journal_of(settings)
+    if keeper is not None and journal is not None and isinstance(center, Center):
+        driver.journal = _journal(journal, config, keeper, driver, center, taken_over)
+        center.publishing = driver.journal.publishing
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
@@ -192,6 +204,25 @@ def build_training(
     return Training(
         parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, model.chance()
     )  # fmt: skip
+
+
+def _journal(
+    path: Path,
+    config: RunConfig,
+    keeper: CheckpointWriter,
+    driver: Driver,
+    center: Center,
+    former: Takeover | None,
+) -> Journal:
+    updates = needs_update(config)
+    return Journal(
+        path,
+        lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
+        whole=lambda: not (updates or center.state),
+        tests=lambda: driver.tests,
+        merged={} if former is None else former.merged,
+        incarnations={} if former is None else former.incarnations,
+    )
 
 
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:

@@ -72,6 +72,10 @@ class RunSettings:
         """The settings with what is known once the servers of the run are started."""
         return replace(self, redis_url=redis_url, redis_ca=redis_ca, near=near, epoch=epoch)
 
+    def of_epoch(self, epoch: int) -> RunSettings:
+        """The same for the master of this epoch."""
+        return replace(self, epoch=epoch)
+
     @property
     def solver(self) -> SolverSpec:
         """The solver of a run that is not of a script."""

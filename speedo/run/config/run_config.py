@@ -302,6 +302,9 @@ class RunConfig(_Run):
     restarts: Annotated[int, Option(
         "Restart a worker that died, up to N times in a row.", Whole(0, LARGEST_COUNT),
         source="chosen: a permanent fault must end its worker", group=WORKERS)] = 5
+    master_restarts: Annotated[int, Option(
+        "Start the master again when its process dies or hangs, up to N times in a row; workers train on.",
+        Whole(0, LARGEST_COUNT), source="chosen: a permanent fault must end the run", group=MASTER)] = 5
     reshard_after: Annotated[float, Option(
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
         source="chosen: longer than a restart takes", group=DATA)] = 60.0
