@@ -27,6 +27,7 @@ from speedo.run_dir.checkpoint_file import Counters
 from speedo.system.json_lines import line_of, values_of
 
 HALF_BYTES: Final = 1 << 20
+_NAME: Final = "journal-"  # and the epoch
 _HEAD: Final = struct.Struct("<QQ")  # length and checksum
 _COUNTERS: Final = TypeAdapter(Counters)
 
@@ -48,12 +49,15 @@ class JournalEntry:
 
 
 class Journal:
-    """Writes the journal at `path`. `counters`, `whole` and `tests` give what an entry has; `merged` and
-    `incarnations` continue those of a former master. Raises `OSError`."""
+    """Writes the journal of the master of this epoch in `folder`, and removes those of former ones once it is seen.
+
+    `counters`, `whole` and `tests` give what an entry has; `merged` and `incarnations` continue those of a former
+    master. Raises `OSError`."""
 
     def __init__(
         self,
-        path: Path,
+        folder: Path,
+        epoch: int,
         counters: Callable[[], Counters],
         *,
         whole: Callable[[], bool] = lambda: True,
@@ -62,9 +66,12 @@ class Journal:
         incarnations: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._counters, self._whole, self._tests = counters, whole, tests
-        with suppress(FileNotFoundError):
-            path.unlink()  # that of a former master, which may still have it open
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._former = [
+            path for path in folder.glob(f"{_NAME}*") if path != folder / f"{_NAME}{epoch}"
+        ]
+        file = os.open(
+            folder / f"{_NAME}{epoch}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
         try:
             os.posix_fallocate(file, 0, 2 * HALF_BYTES)
             self._memory = mmap.mmap(file, 2 * HALF_BYTES)
@@ -78,6 +85,8 @@ class Journal:
     def merging(self, action: Merge) -> None:
         """This merge is about to be carried out."""
         if self._seen:
+            while self._former:  # a version of this master's is in the store
+                self._former.pop().unlink(missing_ok=True)
             self._seen = False
             self._merges.clear()
         self._merges.append(action)
@@ -109,16 +118,15 @@ class Journal:
         _HEAD.pack_into(self._memory, at, len(line), xxhash.xxh3_64_intdigest(line))
 
 
-def read_journal(path: Path) -> list[JournalEntry]:
-    """The whole entries, the newest first; none if there is no journal."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return []
-    found = [
-        entry for at in (0, HALF_BYTES) if (entry := _entry(data[at : at + HALF_BYTES])) is not None
-    ]
-    return sorted(found, key=lambda one: one.counters.version, reverse=True)
+def read_journals(folder: Path) -> list[JournalEntry]:
+    """The whole entries of all masters that have written in this folder, the newest first."""
+    found = []
+    for path in folder.glob(f"{_NAME}*"):
+        with suppress(OSError):
+            data = path.read_bytes()
+            found += [_entry(data[:HALF_BYTES]), _entry(data[HALF_BYTES:])]
+    entries = [entry for entry in found if entry is not None]
+    return sorted(entries, key=lambda one: (one.counters.epoch, one.counters.version), reverse=True)
 
 
 def _entry(half: bytes) -> JournalEntry | None:

@@ -36,7 +36,7 @@ from speedo.run.exports import make_exports
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.run.takeover import Takeover, journal_of
+from speedo.run.takeover import Takeover
 from speedo.run.trained_model import TrainedModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
@@ -185,9 +185,9 @@ def build_training(
         all_trained=(lambda: False) if leases is None else leases.all_trained,
         tests_first=taken_over is not None and taken_over.tests,
     )
-    journal = journal_of(settings)
-    if keeper is not None and journal is not None and isinstance(center, Center):
-        driver.journal = _journal(journal, config, keeper, driver, center, taken_over)
+    folder = settings.near.folder
+    if keeper is not None and folder and isinstance(center, Center):
+        driver.journal = _journal(Path(folder), config, keeper, driver, center, taken_over)
         center.publishing = driver.journal.publishing
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
@@ -207,7 +207,7 @@ def build_training(
 
 
 def _journal(
-    path: Path,
+    folder: Path,
     config: RunConfig,
     keeper: CheckpointWriter,
     driver: Driver,
@@ -216,7 +216,8 @@ def _journal(
 ) -> Journal:
     updates = needs_update(config)
     return Journal(
-        path,
+        folder,
+        keeper.epoch,
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
         whole=lambda: not (updates or center.state),
         tests=lambda: driver.tests,

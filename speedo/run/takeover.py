@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -18,20 +17,13 @@ from speedo.engines.base import ModelEngine
 from speedo.errors import CheckpointError, PayloadError, StoreError
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.journal import JournalEntry, read_journal
+from speedo.master.journal import JournalEntry, read_journals
 from speedo.messages import Kind, Merge
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
 from speedo.storage.base import Store
-
-JOURNAL: Final = "journal"
-
-
-def journal_of(settings: RunSettings) -> Path | None:
-    """Where the masters of this run write their journal; None where they have no folder of their own for it."""
-    return Path(settings.near.folder) / JOURNAL if settings.near.folder else None
 
 
 @dataclass
@@ -55,8 +47,8 @@ class Takeover:
         self, engine: ModelEngine, settings: RunSettings, mode: str
     ) -> Checkpoint | None:
         """What the former masters of this run have left; None if that is nothing. Raises `CheckpointError`."""
-        path, layout = journal_of(settings), engine.layout
-        entries = [] if path is None else read_journal(path)
+        folder, layout = settings.near.folder, engine.layout
+        entries = read_journals(Path(folder)) if folder else []
         self.incarnations = entries[0].incarnations if entries else {}
         for entry in entries:
             counters = entry.counters
