@@ -59,8 +59,8 @@ class Takeover:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
                 return Checkpoint(counters, center)
-        folder = self.run_dir / CHECKPOINTS
-        return latest(folder)[1] if checkpoints_in(folder) else None
+        kept = self.run_dir / CHECKPOINTS
+        return latest(kept)[1] if checkpoints_in(kept) else None
 
     def counts(self, worker: int, ticket: int) -> bool:
         """Whether this result of a former master's turn can still be merged."""
