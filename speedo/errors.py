@@ -56,6 +56,20 @@ class EngineError(SpeedoError):
     """Caffe failed; the text carries Caffe's own FATAL line where there is one."""
 
 
+class RunInterrupted(EngineError):
+    """What a run needs besides its workers is gone: its master, Ray or Redis. The command may continue the run.
+
+    `why` is the text without the way to continue by hand.
+    """
+
+    def __init__(self, why: str, way_on: str = "") -> None:
+        super().__init__(f"{why}{way_on}")
+        self.why = hide_secrets(why)
+
+    def __reduce__(self) -> tuple[type[RunInterrupted], tuple[str, str]]:
+        return type(self), (self.why, str(self).removeprefix(self.why))
+
+
 class StoreError(SpeedoError):
     """The store did not do what was asked: the text names the server and the remedy."""
 

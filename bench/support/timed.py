@@ -16,7 +16,7 @@ import psutil
 from bench.support.figures import Measured, MeasureError
 from bench.support.processes import MARK, processes
 from bench.support.runs import START_S, train
-from speedo.run_dir.events import LogFollower, ResultDropped, ResultMerged
+from speedo.run_dir.events import LogFollower, ResultDropped, ResultMerged, RunResumed
 from tests.support.bundled_nets import Bench
 
 FOREVER = 100_000_000  # iterations: the run is ended by Ctrl-C
@@ -34,7 +34,10 @@ def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
 
 
 class Follower:
-    """Reads the log of a run that goes on: results by worker, and the last merge's time, iteration and samples."""
+    """Reads the log of a run that goes on: results by worker, and the last merge's time, iteration and samples.
+
+    Samples that a resumption has undone do not count.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._log = LogFollower(run_dir)
@@ -47,6 +50,8 @@ class Follower:
             for one in found:
                 if isinstance(one, ResultMerged | ResultDropped):
                     self.results[one.worker] += 1
+                if isinstance(one, RunResumed):
+                    self.samples = one.samples
                 if isinstance(one, ResultMerged):
                     self.seconds, self.iteration = one.seconds, one.iteration
                     self.samples += one.samples

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from speedo.actors.attempts import ANSWER_S, Attempt, in_attempts, parting, told_of, way_on
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import (
     is_loopback,
@@ -19,12 +20,12 @@ from speedo.actors.ray_node.ports import (
     require_free_port,
     resolved,
 )
-from speedo.actors.run_stores import goes_without_redis, near, redis
+from speedo.actors.run_stores import OpenRedis, goes_without_redis, near, redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.data.remote.run_copy import RunCopy
 from speedo.engines.record_watch import RecordWatch
-from speedo.errors import ConfigError, EngineError, SpeedoError, StoreError
+from speedo.errors import ConfigError, RunInterrupted, SpeedoError, StoreError
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exchange_way import factors_of, way_of
 from speedo.run.headline import exchange, headline
@@ -33,20 +34,15 @@ from speedo.run.prepare import (
     Prepared,
     check_nets,
     checked_records,
-    prepare,
     with_division,
     with_workers,
 )
-from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
-from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import claim, owned
-from speedo.run_dir.resume import Resumed
 from speedo.system.appended import AppendedLines, length_of
-from speedo.system.daemon_thread import within
 from speedo.version import VERSION
 from speedo.watch.console import Watch
 
@@ -58,21 +54,25 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.5  # how often this process looks whether it was asked to stop
 STATUS_S: Final = 1.0  # how often it asks the master how it goes
 FAREWELL_S: Final = 15.0
-ANSWER_S: Final = 60.0
 
 
 def train(config: RunConfig, watch: Watch) -> RunResult:
     """Train on this machine with `config.workers` workers. Raises `SpeedoError`."""
+    return in_attempts(config, watch.note, partial(_train, watch, new_token()))
+
+
+def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
+    config = attempt.config
     with ExitStack() as stack:
-        head = session.head(new_token(), config.host, None, watch.note)
-        prepared = (prepare_script if config.own else prepare)(config, watch.note)
-        servers = _start(prepared, watch, stack, head, None)
+        head = session.head(token, config.host, None, watch.note)
+        prepared = attempt.prepared(watch.note)
+        servers = _start(prepared, attempt, watch, stack, head, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
         from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
-        master = _master_of(servers, watch, takes_hosts=False)
+        master = _master_of(servers, attempt, watch, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
         host = WorkerHost(master.actor, own, "here", *folders, watch.note)
@@ -86,11 +86,10 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
         host.warm_up(config.workers)
         master.begin()
         stack.enter_context(under_control(master, _known(prepared), watch))
-        with _told_of(prepared):
-            host.begin(config.workers)
-        with stop_signals() as stopped:  # the first worker to join may train at once
-            with _told_of(prepared):
-                host.hand_over(stopped)
+        host.begin(config.workers)
+        with attempt.signals() as stopped:  # the first worker to join may train at once
+            host.hand_over(stopped)
+            attempt.trains()
             master.start_tester()  # beside the first turns: nobody waits for it
             result = _follow(master, servers, watch, stopped, host, "every worker died, the last")
         if config.own:
@@ -110,11 +109,17 @@ def serve_master(
     The token is that of the file, or usual place, unless it is given.
     """
     token = token or load_token(token_file, create=True)
+    once = partial(_serve_master, watch, token, token_file)
+    return in_attempts(config, watch.note, once)
+
+
+def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: Attempt) -> RunResult:
+    config = attempt.config
     require_free_port(resolved(config.host), config.port)
     with ExitStack() as stack:
         head = session.head(token, config.host, config.port, watch.note)
-        made = (prepare_script if config.own else prepare)(config, watch.note)
-        servers = _start(made, watch, stack, head, config.port)
+        made = attempt.prepared(watch.note)
+        servers = _start(made, attempt, watch, stack, head, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
         from speedo.actors.fleet.fleet import Fleet
@@ -123,7 +128,7 @@ def serve_master(
         stack.callback(fleet.end)
         if not is_loopback(resolved(config.host)) and servers.head is not None:
             servers.head.require_token()
-        master = _master_of(servers, watch, takes_hosts=True)
+        master = _master_of(servers, attempt, watch, takes_hosts=True)
         master.begin()
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, _known(prepared, address), watch))
@@ -132,54 +137,56 @@ def serve_master(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
             + how_to_join(address, token_file, own=config.own)
         )
-        try:
+        leave = partial(fleet.leave, "the run is over")
+        steps = (fleet.release_scripts, partial(_let_go, master), leave)
+        with parting(*steps, otherwise=fleet.abandon):
             master.start_tester()
-            with stop_signals() as stopped:
+            attempt.trains()
+            with attempt.signals() as stopped:
                 result = _follow(master, servers, watch, stopped, fleet)
             result = _with_scripts_ended(result, fleet, config)
-        finally:
-            fleet.release_scripts()
-            _let_go(master)
-            fleet.leave("the run is over")
         return servers.kept_elsewhere(result)
 
 
 def train_on_ray(config: RunConfig, watch: Watch) -> RunResult:
     """Train with actors of the Ray cluster `config.ray`, of which this machine is a node. Raises `SpeedoError`."""
+    return in_attempts(config, watch.note, partial(_train_on_ray, watch))
+
+
+def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
     from speedo.actors.fleet.connection import connected
     from speedo.actors.fleet.fleet import Fleet
 
-    assert config.ray is not None
+    assert attempt.config.ray is not None
     with ExitStack() as stack:
         # Redis and the master are reached by the name that the cluster has for this node.
-        here = stack.enter_context(connected(config.ray, watch.note))
-        prepare_it = prepare_script if config.own else prepare
-        prepared = prepare_it(config.model_copy(update={"host": here}), watch.note)
+        here = stack.enter_context(connected(attempt.config.ray, watch.note))
+        config = attempt.config = attempt.config.model_copy(update={"host": here})
+        prepared = attempt.prepared(watch.note)
         fleet = Fleet(prepared, watch.note)
         stack.callback(fleet.end)
         try:
             prepared = with_workers(prepared, fleet.place())
         except BaseException:
-            if not isinstance(prepared.resumed, Resumed):
+            if not prepared.continues:
                 discard_run_dir(prepared.run_dir)
             raise
-        servers = _start(prepared, watch, stack, nullcontext(), None)
+        servers = _start(prepared, attempt, watch, stack, nullcontext(), None)
         from speedo.actors.control_answers import under_control
 
-        master = _master_of(servers, watch, takes_hosts=True)
+        master = _master_of(servers, attempt, watch, takes_hosts=True)
         stack.callback(_kill, master)  # before its store and its memory go
         master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
         fleet.start(master.actor, servers.prepared)
-        try:
+        leave = partial(fleet.leave, "the run is over")
+        with parting(leave, partial(_let_go, master)):
             master.start_tester()
             died = "no node of the Ray cluster can train any more, the last"
-            with stop_signals() as stopped:
+            attempt.trains()
+            with attempt.signals() as stopped:
                 result = _follow(master, servers, watch, stopped, fleet, died)
             result = _with_scripts_ended(result, fleet, config)
-        finally:
-            fleet.leave("the run is over")
-            _let_go(master)
         return servers.kept_elsewhere(result)
 
 
@@ -198,8 +205,24 @@ class Servers:
     head: session.Head | None
     scratch: Path
     records: RecordWatch
+    keep_redis: Callable[[], None]
     copy: RunCopy | None = None
     show_output: Callable[[], None] = lambda: None  # of a script, as far as there is any
+
+    def lost(self) -> str | None:
+        """What this machine needs for the run and has lost."""
+        if self.head is not None and (kind := self.head.dead()):
+            return f"Ray's {kind} process on this machine died"
+        try:
+            self.keep_redis()
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def require(self) -> None:
+        """Raises `RunInterrupted` if something is lost."""
+        if lost := self.lost():
+            raise RunInterrupted(lost, way_on(self.prepared.run_dir))
 
     def kept_elsewhere(self, result: RunResult) -> RunResult:
         """The result once the run directory is copied to `--copy-to`; what could not be is one of its problems."""
@@ -214,6 +237,7 @@ class Servers:
 
 def _start(
     prepared: Prepared,
+    attempt: Attempt,
     watch: Watch,
     stack: ExitStack,
     ray: AbstractContextManager[session.Head | None],
@@ -230,13 +254,11 @@ def _start(
             watch.note(ignored)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
             checking = pool.submit(check_nets, prepared, scratch) if not config.own else None
-            redis_url, redis_ca, socket = "", "", ""
+            store = OpenRedis()
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
-                redis_url, redis_ca, socket = redis(
-                    prepared, watch, stack, redis_port(config.host, port)
-                )
+                store = redis(prepared, watch, stack, redis_port(config.host, port))
             head = node.enter_context(ray)
             facts = None if checking is None else checking.result()
             if head is not None:
@@ -254,14 +276,15 @@ def _start(
             stack.callback(records.close)
             # The size of a script's model is not known yet.
             size = 0 if facts is None else facts.nbytes
-            nearby = near(prepared.config, size, socket, watch, stack, alone=alone)
+            nearby = near(prepared.config, size, store.socket, watch, stack, alone=alone)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
-        if not isinstance(prepared.resumed, Resumed):
+        if not prepared.continues:
             discard_run_dir(prepared.run_dir)
         raise
-    epoch = claim(prepared.run_dir) if isinstance(prepared.resumed, Resumed) else 0
-    settings = prepared.settings.started(redis_url, redis_ca, nearby, epoch)
+    epoch = claim(prepared.run_dir) if prepared.continues else 0
+    settings = prepared.settings.started(store.url, store.ca_pem, nearby, epoch)
+    settings = replace(settings, master_restarts=attempt.causes)
     copy = None
     if config.copy_to is not None:
         copy = RunCopy(
@@ -281,12 +304,14 @@ def _start(
         for line in said.new() if shown else ():
             watch.note(line)
 
-    return Servers(prepared, settings, head, scratch, records, copy, show_output)
+    servers = Servers(prepared, settings, head, scratch, records, store.keep, copy, show_output)
+    stack.enter_context(told_of(prepared, servers.lost))
+    return servers
 
 
 def _discard_if_refused(prepared: Prepared, kind: object, error: object, trace: object) -> None:
     """Leave no directory of a run that a mistake of its user kept from beginning, found by the master or a script."""
-    if isinstance(error, ConfigError) and not isinstance(prepared.resumed, Resumed):
+    if isinstance(error, ConfigError) and not prepared.continues:
         discard_run_dir(prepared.run_dir, logs=True)
 
 
@@ -304,13 +329,14 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
     }
 
 
-def _master_of(servers: Servers, watch: Watch, *, takes_hosts: bool) -> MasterProcess:
+def _master_of(
+    servers: Servers, attempt: Attempt, watch: Watch, *, takes_hosts: bool
+) -> MasterProcess:
     """The run's master, which begins to build its engine."""
     from speedo.actors.master_process import MasterProcess
 
-    return MasterProcess(
-        servers.prepared, servers.settings, servers.scratch, watch.note, takes_hosts=takes_hosts
-    )
+    parts = servers.prepared, servers.settings, servers.scratch
+    return MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
 
 
 def _follow(
@@ -329,12 +355,12 @@ def _follow(
     """
     from ray.exceptions import GetTimeoutError, RayActorError
 
-    with _told_of(servers.prepared):
+    with told_of(servers.prepared, servers.lost):
         while True:
             try:
                 return _follow_one(master, servers, watch, stopped, host, died)
             except (RayActorError, GetTimeoutError) as error:
-                _require_ray(servers)
+                servers.require()
                 if not master.replace(error):
                     raise
                 host.follow(master.actor, master.settings.for_others())
@@ -375,49 +401,10 @@ def _follow_one(
             next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
             watch.show(ray.get(master.actor.status.remote(), timeout=HUNG_S))
         servers.show_output()
-        _require_ray(servers)
+        servers.require()
     watch.show(ray.get(master.actor.status.remote(), timeout=ANSWER_S))
     result: RunResult = ray.get(master.run)
     return result
-
-
-def _require_ray(servers: Servers) -> None:
-    if servers.head is not None and (kind := servers.head.dead()):
-        raise EngineError(f"Ray's {kind} process on this machine died{_way_on(servers.prepared)}")
-
-
-@contextmanager
-def _told_of(prepared: Prepared) -> Iterator[None]:
-    """Turns Ray's errors about the master's process into ours."""
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-
-    from speedo.actors.death_causes import cause_in
-
-    try:
-        yield
-    except RayTaskError as error:
-        if isinstance(error.cause, SpeedoError):
-            raise error.cause from None
-        if isinstance(error.cause, OSError):
-            raise EngineError(f"the master failed: {error.cause}{_way_on(prepared)}") from None
-        raise
-    except GetTimeoutError:
-        raise EngineError(
-            f"the master's process did not answer for {ANSWER_S:.0f} s{_way_on(prepared)}"
-        ) from None
-    except RayError:  # its process is gone, whatever the kind
-        log = prepared.run_dir / LOGS / "master.log"
-        raise EngineError(
-            f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
-        ) from None
-
-
-def _way_on(prepared: Prepared) -> str:
-    try:
-        kept = within(ANSWER_S, lambda: checkpoints_in(prepared.run_dir / CHECKPOINTS))
-    except OSError:  # its disk hangs
-        return ""
-    return f"; continue with --resume {prepared.run_dir}" if kept else ""
 
 
 def _let_go(master: MasterProcess) -> None:

@@ -13,12 +13,12 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from speedo.actors.attempts import Attempt
 from speedo.actors.death_causes import cause_in, size_of
 from speedo.actors.master_actor import NAME, MasterActor
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.worker_process import started
 from speedo.errors import SpeedoError
-from speedo.master.restarts import Restarts
 from speedo.run.prepare import Prepared
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
@@ -26,8 +26,6 @@ from speedo.run_dir.fence import Fence, claim
 
 THREADS: Final = 16
 HUNG_S: Final = 20.0  # without an answer
-HEALTHY_S: Final = 15.0
-AT_WORK_S: Final = 1.0
 GONE_S: Final = 10.0  # for a killed process to be gone
 
 
@@ -42,17 +40,16 @@ class MasterProcess:
         prepared: Prepared,
         settings: RunSettings,
         scratch: Path,
+        attempt: Attempt,
         note: Callable[[str], None],
         *,
         takes_hosts: bool,
     ) -> None:
-        """It begins to build its engine."""
+        """It begins to build its engine. The `attempt` counts restarts, and has their causes."""
         self._prepared, self._scratch, self._note = prepared, scratch, note
         self._takes_hosts = takes_hosts
         self._log = prepared.run_dir / LOGS / "master.log"
-        self._restarts = Restarts(
-            prepared.config.master_restarts, healthy_s=HEALTHY_S, at_work_s=AT_WORK_S
-        )
+        self._attempt = attempt
         self.settings = settings
         self.run: Any = None
         self.tester: Any = None
@@ -94,20 +91,20 @@ class MasterProcess:
             return False  # what scripts and servers know of their master is its alone
         # A command that was stopped for long finds another one's master: that one's epoch is not to be raised.
         Fence(self._prepared.run_dir, self.settings.epoch, time.monotonic).require()
-        pause = self._restarts.pause_after(time.monotonic() - self._since)
+        pause = self._attempt.restarts.pause_after(time.monotonic() - self._since)
         if pause is None:
             return False
-        hung = isinstance(error, GetTimeoutError)
-        cause = (
-            f"it did not answer for {HUNG_S:.0f} s"
-            if hung
-            else cause_in(self._log, self._log_begin)
-        )
+        if isinstance(error, GetTimeoutError):
+            why = f"the master's process did not answer for {HUNG_S:.0f} s"
+        else:
+            why = f"the master's process died: {cause_in(self._log, self._log_begin) or 'killed'}"
         self._end()
         began = time.monotonic()
-        self._note(f"the master's process died: {cause or 'killed'}; another one takes over")
+        self._note(f"warning: {why}; another one takes over")
         time.sleep(pause)
-        self.settings = self.settings.of_epoch(claim(self._prepared.run_dir))
+        epoch = claim(self._prepared.run_dir)
+        self.settings = self.settings.for_successor(epoch, why)
+        self._attempt.causes = self.settings.master_restarts
         self._spawn(None, takes_over=True)
         try:
             self.begin()

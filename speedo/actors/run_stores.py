@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from speedo.errors import StoreError
 from speedo.run.config.run_config import RunConfig
@@ -58,10 +60,17 @@ def near(
     return Near(this_machine(), str(path or ""), socket, by_memory)
 
 
-def redis(
-    prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None
-) -> tuple[str, str, str]:
-    """The master's URL for the user's own server or a private one, the certificate of its CA, and its unix socket."""
+class OpenRedis(NamedTuple):
+    """The master's URL, the certificate of its CA, its unix socket; `keep` starts one of ours again that is gone."""
+
+    url: str = ""
+    ca_pem: str = ""
+    socket: str = ""
+    keep: Callable[[], None] = lambda: None
+
+
+def redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> OpenRedis:
+    """The user's own server, or a private one."""
     config = prepared.config
     clients = clients_of(config.workers)
     if config.redis is None:
@@ -75,16 +84,16 @@ def redis(
                 tell=watch.note,
             )
         )
-        url, ca_pem, socket = server.url, server.ca_pem, server.socket_path
+        opened = OpenRedis(server.url, server.ca_pem, server.socket_path, server.keep)
     else:
-        url, ca_pem, socket = url_with_password(config.redis), "", ""
-    store = RedisStore(url, ca_pem=ca_pem)
+        opened = OpenRedis(url_with_password(config.redis))
+    store = RedisStore(opened.url, ca_pem=opened.ca_pem)
     for warning in store.check_server(clients=clients):
         watch.note(f"warning: {warning}")
     store.close()
-    access = Access(url, prepared.run, ca_pem=ca_pem)
+    access = Access(opened.url, prepared.run, ca_pem=opened.ca_pem)
     problem = access.problem()
     access.close()
     if problem is not None:
         watch.note(f"warning: {problem}")
-    return url, ca_pem, socket
+    return opened

@@ -67,7 +67,7 @@ def train_apart(config: RunConfig, callbacks: Callbacks) -> RunResult:
                     more = True
                     if not isinstance(message, Begun):
                         answer = message
-                    elif callbacks:
+                    elif callbacks and log is None:  # else another master of the same run
                         log = LogCallbacks(callbacks, message.run_dir, message.log_bytes)
                 if stopped and not told:
                     child.send_signal(signal.SIGINT)

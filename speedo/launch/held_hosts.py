@@ -238,6 +238,8 @@ class RunCommands(Quiet):
         self._failed = False
 
     def begin(self, run_dir: Path) -> None:
+        if self._begun:  # another master of the same run, which the hosts wait for
+            return
         self._begun = True
         for group, count in self._chosen.items():
             group.remote.files = HostFiles(run_dir, group.remote.connection.key)

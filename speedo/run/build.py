@@ -125,7 +125,10 @@ def build_training(
             parts.roster.seen(taken_over.incarnations)
             log.make_up(taken_over.merges, time.monotonic())
             coordinator.started = True
-        log.resume(settings.epoch, resume.counters, time.monotonic())
+    if resume is not None or settings.epoch:
+        why = settings.master_restarts[-1] if settings.master_restarts else ""
+        begun = resume.counters if resume is not None else None
+        log.resume(settings.epoch, begun, time.monotonic(), why)
     seconds_before = resume.counters.seconds if resume else 0.0
     made_here = center if isinstance(center, ServedCenter) else model
     own_history = made_here.history if needs_update(config) else bytes

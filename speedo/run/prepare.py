@@ -70,7 +70,8 @@ SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 class Prepared:
     """What is known before any server starts. `records` is the number of training records, if countable.
 
-    `settings` lack what the started servers add: see `RunSettings.started`.
+    `settings` lack what the started servers add: see `RunSettings.started`. `anew` says that the run begins once more,
+    in its own directory.
     """
 
     config: RunConfig
@@ -79,6 +80,12 @@ class Prepared:
     data_root: Path
     records: int | None
     resumed: Resumed | CaffeSnapshot | None = None
+    anew: bool = False
+
+    @property
+    def continues(self) -> bool:
+        """Whether its directory is there already, with what a former master has written."""
+        return self.anew or isinstance(self.resumed, Resumed)
 
     @property
     def spec(self) -> SolverSpec:
@@ -89,8 +96,12 @@ class Prepared:
         return self.settings.run
 
 
-def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
+def prepare(
+    config: RunConfig, note: Callable[[str], None], anew_in: Path | None = None
+) -> Prepared:
     """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
+
+    The run begins `anew_in` its directory, if that is given.
 
     Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
     """
@@ -104,7 +115,8 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     path = chosen_solver(config.solver)
     data_root = (located(config.data_root) or default_data_root()).absolute()
     check_names({"the solver": path, "the data root": data_root})
-    paths = check_exports(config, resumed=isinstance(resumed, Resumed))
+    anew = anew_in is not None
+    paths = check_exports(config, resumed=anew or isinstance(resumed, Resumed))
     config = config.model_copy(update=paths)
     overrides = SolverOverrides(
         max_iter=config.max_iter,
@@ -122,7 +134,7 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     spec = read_solver(path, overrides=overrides, data_root=data_root)
     spec = replace(spec, python_layers=config.python_modules)
     snapshots = spec.snapshot_stem if spec.snapshot > 0 or spec.snapshot_after_train else ""
-    if config.run_dir is not None and not isinstance(resumed, Resumed):
+    if config.run_dir is not None and not (anew or isinstance(resumed, Resumed)):
         check_run_dir(config.run_dir, snapshots)  # before data are made, which may take long
     fetch_sources(spec, config.data_root, note)
     dataset = preparable_dataset(spec)
@@ -150,9 +162,9 @@ def prepare(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     for weights in weights_in(config.weights):
         check_weights(fetch_weights(weights, note), spec.layer_names())
     run = secrets.token_hex(6)
-    run_dir = new_run_dir(config, run, snapshots)
+    run_dir = anew_in or new_run_dir(config, run, snapshots)
     settings = run_settings(config, spec, run)
-    return Prepared(config, settings, run_dir, data_root, records, resumed)
+    return Prepared(config, settings, run_dir, data_root, records, resumed, anew)
 
 
 def new_run_dir(config: RunConfig, run: str, snapshots: str = "") -> Path:

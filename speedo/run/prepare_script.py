@@ -25,8 +25,13 @@ from speedo.version import VERSION
 HOSTS_OWN: Final = "each host's own script"
 
 
-def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
-    """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`."""
+def prepare_script(
+    config: RunConfig, note: Callable[[str], None], anew_in: Path | None = None
+) -> Prepared:
+    """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`.
+
+    The run begins `anew_in` its directory, if that is given.
+    """
     problems = []
     for number, phase in enumerate(config.phases, 1):
         if phase.has_own_values:
@@ -58,9 +63,9 @@ def prepare_script(config: RunConfig, note: Callable[[str], None]) -> Prepared:
     check_script_weights(config.weights, note)
     run = secrets.token_hex(6)
     settings = _settings(config, job, run, int(run[:7], 16) if config.seed is None else config.seed)
-    run_dir = new_run_dir(config, run)
+    run_dir = anew_in or new_run_dir(config, run)
     _headline(config, job, run_dir, note)
-    return Prepared(config, settings, run_dir, Path(), None)
+    return Prepared(config, settings, run_dir, Path(), None, anew=anew_in is not None)
 
 
 def _resumed(

@@ -16,7 +16,7 @@ class RunResult:
     counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`. `best` is
     what `--keep-best` kept: output, value, iteration, version, model.
     `warning` says why the model is worth nothing though the run is complete. `script_failures` are scripts that failed
-    in what they did after the training.
+    in what they did after the training. `master_restarts` says why the command has started the master again, each time.
     """
 
     mode: str
@@ -41,6 +41,7 @@ class RunResult:
     best: Mapping[str, Any] | None = None
     warning: str = ""
     script_failures: tuple[str, ...] = ()
+    master_restarts: tuple[str, ...] = ()
 
 
 def accuracy_of(metrics: Mapping[str, float]) -> float | None:

@@ -65,5 +65,6 @@ def run_parts(
     max_iter = 0 if spec.max_iter == NO_LIMIT else spec.max_iter
     # In `own` the hosts say how many records there are.
     board = StatusBoard(config.mode, max_iter, spec.batch, None if share == "own" else records)
+    board.master_restarts = settings.master_restarts
     fence = Fence(run_dir, settings.epoch, time.monotonic)
     return RunParts(settings, run_dir, store, fence, roster, board)

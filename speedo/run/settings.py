@@ -39,7 +39,8 @@ class RunSettings:
     one host share, which has put it here; empty where there is none; so has it `ring_ports`, at which they listen for
     those of other hosts, empty for any. `engine` is what every node computes with; a host
     may have another device. `spec` is what is trained. `rules` are the places of merge rules outside the package, which
-    servers import, also from the folder `code_from`.
+    servers import, also from the folder `code_from`. `master_restarts` says why the command has started the master
+    again, each time.
     """
 
     run: str
@@ -67,14 +68,15 @@ class RunSettings:
     engine: EngineChoice = CAFFE
     rules: tuple[str, ...] = ()
     code_from: str = ""
+    master_restarts: tuple[str, ...] = ()
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""
         return replace(self, redis_url=redis_url, redis_ca=redis_ca, near=near, epoch=epoch)
 
-    def of_epoch(self, epoch: int) -> RunSettings:
-        """The same for the master of this epoch."""
-        return replace(self, epoch=epoch)
+    def for_successor(self, epoch: int, why: str) -> RunSettings:
+        """The same for the master of this epoch, which follows the present one for this reason."""
+        return replace(self, epoch=epoch, master_restarts=(*self.master_restarts, why))
 
     @property
     def solver(self) -> SolverSpec:

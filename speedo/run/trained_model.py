@@ -30,7 +30,7 @@ from speedo.run.remote_inputs import located_weights
 from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
 from speedo.run.takeover import Takeover
-from speedo.run_dir.checkpoint_file import Checkpoint, Counters
+from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import MODEL, SCRIPT_MODEL
 from speedo.sgd_modes.registry import Update
 
@@ -133,8 +133,7 @@ class CaffeModel(TrainedModel):
             scratch=scratch,
         )
         if isinstance(resume, CaffeSnapshot | Takeover):
-            begun = resume.as_checkpoint(engine, settings, config.mode)
-            resume = begun or self._beginning(config, settings)
+            resume = resume.as_checkpoint(engine, settings, config.mode)
         self.layout, self.resume = engine.layout, resume
         self.update, self._tuning = self._update, NO_TUNING
         self.first = self._first_center(config) if resume is None else self._resumed(resume)
@@ -142,13 +141,6 @@ class CaffeModel(TrainedModel):
     def _first_center(self, config: RunConfig) -> Vector:
         """The initial weights: the solver's own, or those of `--weights`."""
         return first_weights(self._engine, located_weights(config.weights))
-
-    def _beginning(self, config: RunConfig, settings: RunSettings) -> Checkpoint:
-        """That of a run which another master has begun, without a checkpoint."""
-        counters = Counters(
-            settings.run, 0, config.mode, 0, 0, 0, 0, 0.0, self._engine.layout.digest
-        )
-        return Checkpoint(counters, self._first_center(config))
 
     def _resumed(self, checkpoint: Checkpoint) -> Vector:
         wrong_shape = checkpoint.center.shape != (self.layout.size,)

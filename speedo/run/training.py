@@ -162,6 +162,7 @@ class Training:
             board.turns * self.center.center_bytes,
             best=None if self.best is None else self.best.result,
             warning=self._warning() if outcome.complete else "",
+            master_restarts=settings.master_restarts,
             problems=tuple(
                 f"there is no checkpoint of the end: {one.hangs}"
                 for one in (self.keeper,)

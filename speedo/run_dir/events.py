@@ -105,13 +105,17 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """Another master resumes the run from a checkpoint: what was merged after it is undone, all workers are new."""
+    """Another master resumes the run from a checkpoint: what was merged after it is undone, all workers are new.
+
+    `cause` says why the command did that by itself; it is empty if a person has resumed the run.
+    """
 
     epoch: int
     version: int
     iteration: int
     samples: int
     seconds: float
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class EventReader:
                     count_of(line, "iteration"),
                     count_of(line, "samples"),
                     seconds,
+                    text_of(line, "cause"),
                 )
                 self._epoch, self._finished = resumed.epoch, False
                 return resumed

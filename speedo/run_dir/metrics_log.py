@@ -102,12 +102,16 @@ class MetricsLog:
         """Write what a clock on the wall shows at `now`, so that the log can be laid beside other logs."""
         self._write(now, "clock", {"at": at.isoformat(timespec="milliseconds")})
 
-    def resume(self, epoch: int, counters: Counters, now: float) -> None:
-        """The run continues from this checkpoint: what was merged after it is undone."""
-        self._merged = (counters.version, counters.iteration)
+    def resume(self, epoch: int, counters: Counters | None, now: float, cause: str = "") -> None:
+        """The run continues from this checkpoint, or begins anew: what was merged after it is undone.
+
+        The `cause` is empty if a person has resumed it.
+        """
         fields = ("version", "iteration", "samples")
-        values = {name: getattr(counters, name) for name in fields}
-        self._write(now, "resumed", {"epoch": epoch, **values})
+        values = {name: 0 if counters is None else getattr(counters, name) for name in fields}
+        self._merged = (values["version"], values["iteration"])
+        why = {"cause": cause} if cause else {}
+        self._write(now, "resumed", {"epoch": epoch, **values, **why})
 
     def make_up(self, merges: Sequence[Merge], now: float) -> None:
         """Write the lines of those merges of a former master that its death has kept from the log."""

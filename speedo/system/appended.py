@@ -17,11 +17,14 @@ def length_of(path: Path) -> int:
 
 
 class AppendedLines:
-    """Whole lines that were appended since the last look; a file that is not there has none."""
+    """Whole lines that were appended since the last look; a file that is not there has none.
+
+    Another file may take its place that begins with the same whole lines.
+    """
 
     def __init__(self, path: Path, begin: int = 0) -> None:
         """`begin` is the byte at which the first line begins."""
-        self._path, self._read, self._rest = path, begin, b""
+        self._path, self._read = path, begin
 
     def new(self) -> list[str]:
         """The lines since the last call."""
@@ -31,6 +34,6 @@ class AppendedLines:
                 data = file.read(MOST_BYTES) + file.readline()  # its last line whole
         except OSError:
             return []
-        self._read += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        self._read += len(data) - len(rest)
         return [line.decode(errors="replace") for line in lines]

@@ -171,6 +171,8 @@ class Progress:
     def begin(self, run_dir: Path) -> None:
         """From now on everything is logged in this directory too; notices are shown from the first on."""
         self.run_dir, self._noticed = run_dir, 0
+        if self._log is not None:  # another master of the same run
+            return
         self._writer: DaemonThread[int | None] = DaemonThread(LOG)  # its disk may hang
         self._log = LineFile(run_dir / LOG, kept_bytes=KEPT_BYTES, lost=_gap)
         kept, self._kept = self._kept, []

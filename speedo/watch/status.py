@@ -91,7 +91,8 @@ class Status:
     """The state of a run. `epoch` is NaN if the number of records is not known, `max_iter` 0 if there is no limit.
 
     `wanted` is the number of workers that the hosts should run; 0 if it is not known yet. `notices` are the latest
-    of `noticed` lines for the user: they include what appeared and disappeared between two calls.
+    of `noticed` lines for the user: they include what appeared and disappeared between two calls. `master_restarts`
+    says why the command has started the master again, each time.
     """
 
     state: str
@@ -117,6 +118,7 @@ class Status:
     log_problem: str = ""
     servers: tuple[ServerStatus, ...] = ()
     testing: str = ""
+    master_restarts: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -170,6 +172,7 @@ class StatusBoard:
     store_trouble: str = ""
     log_problem: str = ""
     testing: str = ""
+    master_restarts: tuple[str, ...] = ()
     turns: int = 0
     results: int = 0
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -366,4 +369,5 @@ class StatusBoard:
             self._noticed,
             self.log_problem,
             testing=self.testing,
+            master_restarts=self.master_restarts,
         )

@@ -24,6 +24,7 @@ TOLD: Final = frozenset(
         "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
         "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
         "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed", "servers",
+        "master_restarts",
     )
 )  # fmt: skip
 
@@ -65,6 +66,10 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
         lines.append(f"  dropped    {causes}")
     if run["checkpoint_iteration"]:
         lines.append(f"  checkpoint at {run['checkpoint_iteration']}")
+    if restarts := run.get("master_restarts"):
+        lines.append(
+            f"  master     restarted {times(len(restarts))}, the last time: {restarts[-1]}"
+        )
     lines += [
         f"  trouble    {run[name]}"
         for name in ("store_trouble", "checkpoint_problem", "log_problem")
@@ -111,6 +116,11 @@ def table_of_servers(servers: list[Mapping[str, Any]]) -> list[str]:
         for one in servers
     ]
     return aligned([SERVER_COLUMNS, *found], left=(1, 3))
+
+
+def times(count: int) -> str:
+    """`once`, `twice`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def in_words(seconds: float) -> str:

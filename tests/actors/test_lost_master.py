@@ -15,7 +15,7 @@ import pytest
 
 from speedo.actors.join import worker_command
 from speedo.actors.join.host_node import NotAMasterError, _error
-from speedo.errors import ClusterError, EngineError
+from speedo.errors import ClusterError, RunInterrupted
 
 MISMATCH = (
     "The cluster was started with: Ray: {} Python: {} This process on 10.0.0.8 was started with: Ray: 2.60.0 "
@@ -34,11 +34,13 @@ def errors_of_ray() -> list[tuple[Exception, str]]:
 
 
 def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
-    from speedo.actors.launch import _told_of
+    from speedo.actors.attempts import told_of
 
     prepared: Any = SimpleNamespace(run_dir=tmp_path)
     for error, words in errors_of_ray():
-        with pytest.raises(EngineError, match=words), _told_of(prepared):
+        with pytest.raises(RunInterrupted, match=words), told_of(prepared, lambda: None):
+            raise error
+        with pytest.raises(RunInterrupted, match="raylet"), told_of(prepared, lambda: "no raylet"):
             raise error
 
 

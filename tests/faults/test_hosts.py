@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,27 +150,93 @@ def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
     comes_back(spread, slot, finding)
 
 
-@row(
-    17,
-    "Ray's node process or its head, on the master's machine, killed; then resumed",
-    usual="sync",
-)
-def test_a_head_that_dies_ends_the_run_and_it_can_be_resumed(
+def begins_again(run: Run, cause: str, finding: Finding, since: float) -> Line:
+    """Wait until the same command trains again, because of this cause; the line of the log that says so."""
+    run.wait_for(lambda: run.lines("resumed"))
+    (*_, resumed) = run.lines("resumed")
+    assert cause in resumed["cause"]
+    run.wait_for(lambda: run.merged_after(resumed))
+    finding.recovered(time.monotonic() - since)
+    return resumed
+
+
+@row(17, "Ray's node process or its head, on the master's machine, killed", usual="sync")
+def test_a_run_begins_again_in_the_same_command_after_the_death_of_its_head(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     run = Run(speedo, problem, mode, "--checkpoint-interval", "1")
     run.has_begun()
     run.wait_for(lambda: run.lines("checkpoint"))
-    name = "gcs_server" if mode in ("async", "easgd") else "raylet/raylet"
-    run.the(name).kill()
-    since = time.monotonic()
-    said = run.ends(1)
-    finding.note = f"{name.split('/')[0]}: the command ended after {time.monotonic() - since:.1f} s"
-    assert "--resume" in said
-    assert speedo.all_gone_within(20)
-    run.resume()
-    run.wait_for(lambda: run.lines("resumed"))
-    run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]))
-    finding.recovered(time.monotonic() - since)
+    name = "gcs_server" if mode in ("async", "easgd") else "raylet"
+    (victim,) = speedo.programs(name)
+    victim.kill()
+    resumed = begins_again(
+        run, f"Ray's {name} process on this machine died", finding, time.monotonic()
+    )
+    assert resumed["version"] > 0
+    assert resumed["epoch"] == 1
+    run.goes_on()
+    run.stop_and_check()
+    result = json.loads((run.dir / "result.json").read_text())
+    assert result["master_restarts"] == [resumed["cause"]]
+    finding.note = name
+
+
+@row(17, "Ray's node process on the master's machine killed before a checkpoint", ("async",))
+def test_a_run_without_a_checkpoint_begins_anew_in_its_directory(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, "--checkpoint-interval", "0")
+    run.has_begun()
+    (victim,) = speedo.programs("raylet")
+    victim.kill()
+    resumed = begins_again(run, "Ray's raylet", finding, time.monotonic())
+    assert (resumed["version"], resumed["samples"], resumed["epoch"]) == (0, 0, 1)
+    run.goes_on()
+    run.stop_and_check()
+
+
+@row(
+    17,
+    "Ray's node process or its head, on the machine of `speedo master`, killed",
+    ("sync", "async"),
+)
+def test_hosts_join_a_master_that_begins_again(
+    speedo: Commands, problem: Path, mode: str, finding: Finding, hosts: list[Host]
+) -> None:
+    chief, *members, _ = hosts
+    run = Run(
+        speedo, problem, mode, *TIMEOUT, "--host", chief.address, "--checkpoint-interval", "1",
+        command="master", inside=chief.inside,
+    )  # fmt: skip
+    commands = [
+        speedo.start("worker", "--master", chief.address, *TIMEOUT, inside=member.inside)
+        for member in members
+    ]
+    run.has_begun()
+    run.wait_for(lambda: run.lines("checkpoint"))
+    name = "gcs_server" if mode == "async" else "raylet"
+    here = chief.processes()
+    (victim,) = [one for one in speedo.programs(name) if one.pid in here]
+    victim.kill()
+    begins_again(run, f"Ray's {name}", finding, time.monotonic())
+    run.goes_on()
+    run.stop()
+    for command in commands:
+        _, errors = command.communicate(timeout=HANG_S)
+        assert command.returncode == 0, errors
+        assert errors.count("joined the master") == 2
+    run.check()
+
+
+@row(17, "the master of a run with servers killed", ("async",))
+def test_a_run_with_servers_begins_again(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, "--servers", "1", "--checkpoint-interval", "1")
+    run.has_begun()
+    run.wait_for(lambda: run.lines("checkpoint"))
+    run.the("ray::MasterActor").kill()
+    begins_again(run, "the master's process died", finding, time.monotonic())
     run.goes_on()
     run.stop_and_check()

@@ -20,8 +20,8 @@ MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four ch
 RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
-ONCE = (*OFTEN, "--master-restarts", "0")
 TAKEN_OVER_S = 10.0  # 5 on a machine that does nothing else
+BY_HAND = ("--master-restarts", "0")
 
 
 def seconds_lost(lines: list[Line]) -> float:
@@ -70,7 +70,7 @@ def killed_at(
         times = 3 if points[number] == "master-checkpointing" else MERGES
         return {"SPEEDO_FAILPOINT": f"{points[number]}@{times}"}
 
-    run = Run(speedo, solver, mode, *ONCE, environment=failing(0))
+    run = Run(speedo, solver, mode, *OFTEN, *BY_HAND, environment=failing(0))
     for number in range(len(points)):
         said = run.ends(1)
         assert "the master's process died: killed" in said

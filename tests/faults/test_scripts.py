@@ -50,6 +50,26 @@ def test_hosts_of_scripts_join_a_resumed_master_and_one_more_comes(
     finding.note = f"with 3 workers after 2, from record {resumed['samples']} of 720"
 
 
+@row(3, "the master of `speedo run` killed; the command starts its scripts again", SCRIPT_MODES)
+def test_scripts_are_started_again_with_what_they_keep(
+    speedo: Commands, mode: str, finding: Finding
+) -> None:
+    run = ScriptRun(speedo, mode, *OFTEN, "--workers", "2", str(FIT), "none", "0.4")
+    run.has_begun(BEGUN)
+    run.wait_for(lambda: run.lines("checkpoint"))
+    run.the("ray::MasterActor").kill()
+    since = time.monotonic()
+    run.wait_for(lambda: run.lines("resumed"))
+    (resumed,) = run.lines("resumed")
+    assert "the master's process died" in resumed["cause"]
+    run.wait_for(lambda: run.merged_after(resumed))
+    finding.recovered(time.monotonic() - since)
+    run.ends(0)
+    run.check()
+    result = json.loads((run.dir / "result.json").read_text())
+    assert result["master_restarts"] == [resumed["cause"]]
+
+
 @row(5, "the run's own Redis killed, a user's script", SCRIPT_MODES)
 def test_scripts_wait_for_a_redis_that_comes_back_empty(
     speedo: Commands, mode: str, finding: Finding

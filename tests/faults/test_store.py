@@ -47,6 +47,23 @@ def test_a_private_redis_that_is_killed_comes_back_empty(
     check_store_was_blamed(run)
 
 
+@row(5, "the keeper of the run's own Redis killed, and the server with it", ("async", "easgd"))
+def test_a_private_redis_whose_keeper_is_killed_comes_back_too(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, *BY_REDIS)
+    run.has_begun()
+    for _ in range(2):
+        (server,) = speedo.programs("redis-server")
+        keeper = server.parent()
+        assert keeper is not None
+        keeper.kill()
+        finding.recovered(run.recovery(time.monotonic()))
+        run.goes_on(30)
+    check_store_was_blamed(run)
+    assert run.lines("resumed") == []
+
+
 @row(
     5, "the run's own Redis killed under turns that overlap; the run resumed", OVERLAPPING, "async"
 )

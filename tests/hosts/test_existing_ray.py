@@ -273,6 +273,32 @@ def test_a_run_refuses_nodes_scales_survives_the_death_of_a_node_and_uses_one_th
         assert [folder for folder in folders if folder.exists()] == []
 
 
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_master_that_dies_on_a_users_cluster_is_followed_by_another(
+    tmp_path: Path, problem: Path
+) -> None:
+    with network(2) as hosts, users_cluster(hosts) as cluster, commands(tmp_path) as speedo:
+        cluster.add(hosts[0], 0)
+        cluster.add(hosts[1], 2)
+        folder = tmp_path / "run"
+        run = start(
+            speedo, cluster, "--workers", "2", "--max-iter", "1000000", "--run-dir", "run",
+            "--checkpoint-interval", "1", str(problem),
+        )  # fmt: skip
+        wait_until(lambda: bool(lines(folder, '"event":"checkpoint"')), 90)
+        (master,) = speedo.named("ray::MasterActor")
+        master.kill()
+        wait_until(lambda: bool(lines(folder, '"event":"resumed"')), 90)
+        merged = len(lines(folder, '"decision":"merged"'))
+        wait_until(lambda: len(lines(folder, '"decision":"merged"')) > merged + 20, 90)
+        interrupt(run)
+        ended(run, 130)
+        leaves_nothing(cluster)
+        result = json.loads((folder / "result.json").read_text())
+        assert len(result["master_restarts"]) == 1
+
+
 @pytest.mark.timeout(900)
 def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: Path) -> None:
     head = ("--include-dashboard=true", "--dashboard-host=10.79.0.1", "--dashboard-port=8265")

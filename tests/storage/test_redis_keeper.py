@@ -13,6 +13,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
+from speedo.storage.redis.users import Access
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, is_alive, put
 from tests.support.commands import wait_until
@@ -67,6 +68,26 @@ def test_it_comes_back_every_time():
             kill(server)
             store.ping()
             assert store.outages == outages
+
+
+def test_a_killed_keeper_is_replaced_with_the_same_address_password_and_users():
+    with PrivateRedis(unix_socket=True) as server:
+        access = Access(server.url, "run:0", saved=True)
+        worker = RetryingStore(RedisStore(access.admit_worker(3, 1)), patience_s=20)
+        for _ in range(2):
+            assert server._keeper is not None
+            former = server.process_id
+            os.kill(server._keeper.pid, signal.SIGKILL)
+            wait_until(lambda former=former: not is_alive(former))
+            server.keep()
+            worker.ping()
+            kill(server)  # and by the new one
+            worker.ping()
+        access.close()
+        server.keep()  # does nothing while all is well
+        keeper, home = server._keeper.pid, server._home
+    assert not is_alive(keeper)
+    assert not home.exists()
 
 
 def test_stopping_while_the_server_is_away_is_final():

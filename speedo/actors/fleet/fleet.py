@@ -75,7 +75,7 @@ class Fleet:
         self._said_full = False
         self._tidying: list[threading.Thread] = []
         self._lock = threading.RLock()
-        self._stopping = threading.Event()
+        self._stopping, self._abandoned = threading.Event(), False
         self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
 
     def place(self) -> int:
@@ -158,8 +158,15 @@ class Fleet:
             for keeper in self._keepers.values():
                 keeper.handle.release_scripts.remote()
 
+    def abandon(self) -> None:
+        """End nothing in order, from now on: all of it goes with Ray, which answers nobody any more."""
+        self._abandoned = True
+        self._stopping.set()
+
     def leave(self, cause: str) -> None:
         """End all workers, and bring home the logs of far nodes."""
+        if self._abandoned:
+            return
         self._stopping.set()
         if self._watcher.ident is not None:
             self._watcher.join(LEAVE_S)

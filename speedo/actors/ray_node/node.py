@@ -26,6 +26,7 @@ TRIES: Final = 3
 LATE: Final = ("timed out during startup", "No node info found for head node")
 READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
+SERVICES: Final = ("gcs_server", "raylet")
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core.
 # Ray continues without it where it has no address to listen at, and no machine has this one (RFC 5737).
 _NO_DASHBOARD: Final = (
@@ -38,15 +39,25 @@ REFUSED: Final = ("InvalidAuthToken", "Unauthenticated")  # the token, in Ray's 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node at `address` of the cluster at `gcs`; `command` is `ray start`, which lives as long as its node."""
+    """A node at `address` of the cluster at `gcs`; `command` is `ray start`, which lives as long as its node.
+
+    `services` are the processes of Ray's, by name, without which there is no node. An agent's death ends the raylet.
+    """
 
     address: str
     gcs: str
     command: subprocess.Popen[bytes]
     note: str
+    services: Mapping[str, psutil.Process]
 
     def dead(self) -> str | None:
-        """The name of what has died; None while all is well."""
+        """The name of what has died; None while all is well. The command itself notices a second later."""
+        for name, process in self.services.items():
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    return name
+            except psutil.Error:
+                return name
         return None if self.command.poll() is None else "node"
 
 
@@ -104,7 +115,7 @@ def ray_node(
                 if words is not None:
                     shutil.copyfile(log, words)
         note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
-        yield Node(address, master or f"{address}:{port}", command, note)
+        yield Node(address, master or f"{address}:{port}", command, note, _services(command.pid))
 
 
 @contextmanager
@@ -128,6 +139,17 @@ def _running(
                 with suppress(psutil.Error):
                     process.kill()
         command.wait()
+
+
+def _services(command: int) -> dict[str, psutil.Process]:
+    """Ray's GCS and raylet, as far as they run."""
+    found = {}
+    with suppress(psutil.Error):
+        for process in psutil.Process(command).children():
+            with suppress(psutil.Error):
+                if (name := process.name()) in SERVICES:
+                    found[name] = process
+    return found
 
 
 def _wait(command: subprocess.Popen[bytes], log: Path, limit_s: float) -> str:

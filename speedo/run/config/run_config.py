@@ -303,8 +303,8 @@ class RunConfig(_Run):
         "Restart a worker that died, up to N times in a row.", Whole(0, LARGEST_COUNT),
         source="chosen: a permanent fault must end its worker", group=WORKERS)] = 5
     master_restarts: Annotated[int, Option(
-        "Start the master again when its process dies or hangs, up to N times in a row; workers train on.",
-        Whole(0, LARGEST_COUNT), source="chosen: a permanent fault must end the run", group=MASTER)] = 5
+        "Start the master again when its process, Ray or Redis dies or hangs, up to N times in a row; 0: the run ends.",
+        Whole(0, LARGEST_COUNT), source="as many as of a worker", group=WORKERS)] = 5
     reshard_after: Annotated[float, Option(
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
         source="chosen: longer than a restart takes", group=DATA)] = 60.0

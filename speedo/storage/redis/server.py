@@ -156,6 +156,27 @@ class PrivateRedis:
             time.sleep(0.01)
         return int(text)
 
+    def keep(self) -> None:
+        """Start the server again, empty, if its keeper has died; raises `StoreError` if that fails."""
+        if self._keeper is None or self._keeper.poll() is None:
+            return
+        program = shutil.which(self._program) or self._program
+        self._end_group(
+            self._keeper
+        )  # before its pipe closes, lest the rest of it end the new server
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        for name in ("exit", "over", "child"):
+            (self._home / name).unlink(missing_ok=True)
+        self._start_keeper(program)  # which tries until the port is free
+        deadline = time.monotonic() + self._start_timeout_s
+        while not self._answers():
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"the private Redis at {self.address} does not start again: {self._log()}"
+                )
+            time.sleep(0.01)
+
     def stop(self) -> None:
         """End the server and remove its directory; may be called twice."""
         keeper, self._keeper = self._keeper, None
@@ -165,18 +186,22 @@ class PrivateRedis:
             try:
                 keeper.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(keeper.pid, signal.SIGKILL)
+                self._end_group(keeper)
                 keeper.wait()
             # Had someone killed the keeper, its group would still hold the server.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(keeper.pid, signal.SIGKILL)
+            self._end_group(keeper)
         door, self._door = self._door, None
         if door is not None:
             door.close()  # after the server, which it would wait for if that hangs
         directory, self._directory = self._directory, None
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+    @staticmethod
+    def _end_group(keeper: subprocess.Popen[bytes]) -> None:
+        """Kill the keeper and all that it has started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(keeper.pid, signal.SIGKILL)
 
     def _keep_door(self) -> None:
         url = url_by_socket(self.url, self.socket_path) if self._with_socket else self.url
@@ -217,13 +242,7 @@ class PrivateRedis:
             unix_socket=self._with_socket,
             max_clients=self._max_clients,
         )
-        self._keeper = start_keeper(
-            "speedo-redis",
-            self._directory,
-            program,
-            script=KEEPER,
-            env={"MALLOC_CONF": _KEEP_MEMORY, "JE_MALLOC_CONF": _KEEP_MEMORY, **os.environ},
-        )
+        self._start_keeper(program)
         while True:
             if self._answers():
                 (self._home / "started").touch()  # from now on the keeper starts it again
@@ -240,6 +259,15 @@ class PrivateRedis:
                     f"Its last lines:\n{self._log()}"
                 )
             time.sleep(0.01)
+
+    def _start_keeper(self, program: str) -> None:
+        self._keeper = start_keeper(
+            "speedo-redis",
+            self._home,
+            program,
+            script=KEEPER,
+            env={"MALLOC_CONF": _KEEP_MEMORY, "JE_MALLOC_CONF": _KEEP_MEMORY, **os.environ},
+        )
 
     def _answers(self) -> bool:
         """Whether the process that answers at the port is our server, which knows the password."""

@@ -94,6 +94,7 @@ class RunHistory:
     lives: list[Life] = field(default_factory=list)
     turns: dict[str, float] = field(default_factory=dict)
     resumes: list[float] = field(default_factory=list)
+    master_restarts: list[str] = field(default_factory=list)  # why the command did that, each time
     last_second: float = 0.0
     complete: bool = False
     reason: str = "it is running, or was killed"
@@ -216,6 +217,7 @@ class _Reader:
                 self._leave(event.worker, moment, event.cause or "not known")
             case RunResumed():
                 self._undo(float(event.samples), moment)
+                self._run.master_restarts += [event.cause] if event.cause else []
             case RunFinished():
                 self._run.complete, self._run.reason = event.complete, event.reason
             case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from speedo.watch.report.figures import PUBLISHED, SEQUENTIAL, Figures
+from speedo.watch.status_text import times
 
 
 def has_published(figures: Figures) -> bool:
@@ -28,12 +29,17 @@ def figures_text(figures: Figures) -> str:
 
 
 def warnings(figures: Figures) -> list[str]:
-    """Runs that are not complete, and what the figures lack."""
+    """Runs that are not complete or whose master was restarted, and what the figures lack."""
     found = []
     for one in figures.series:
         for run in one.runs:
             if not run.complete:
                 found.append(f"{one.label}, run {run.name}, is not complete: {run.reason}.")
+            if causes := run.master_restarts:
+                often = times(len(causes))
+                found.append(
+                    f"{one.label}, run {run.name}: its master was restarted {often}, the last time: {causes[-1]}."
+                )
     if figures.records is None:
         found.append(
             "The number of training records is not known, so runs are drawn against images; give "

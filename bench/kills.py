@@ -1,0 +1,204 @@
+"""A cluster in which a random process is killed again and again, beside the same cluster undisturbed.
+
+    python -m bench.kills [--minutes 20] [--mode sync async easgd] [--every 5] [--servers K] [--keep FOLDER]
+
+As root. Two hosts are network namespaces: one with `speedo master`, and on each a `speedo worker` with two workers,
+which a loop of the shell starts again, as systemd would. LeNet over made-up records. After exponentially distributed
+pauses with the mean `--every` one process gets SIGKILL: a worker, the master's process, Redis, Ray's GCS, a raylet, an
+agent of Ray's, what keeps a host's workers, a host's command, or a server. `speedo master` itself is not killed.
+
+Goodput: records that were merged and not undone, against the undisturbed run, for the same wall time. A pause is the
+longest time without a merge between a kill and the next. Nobody helps: status 1 if the run ends, breaks a promise (by
+tests/faults/invariants.py), or has a goodput below `--target`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from bench.support import table
+from bench.support.figures import MeasureError
+from bench.support.machine import heading
+from bench.support.processes import MARK, child, end_by_signals, last_words, processes
+from bench.support.runs import START_S, result_of
+from bench.support.timed import FIRST_TURNS, Follower
+from tests.faults.invariants import broken, read_lines
+from tests.support.bundled_nets import Bench
+from tests.support.network import Host, network
+
+KINDS: Final = (
+    "worker", "master", "redis", "GCS", "raylet", "Ray's agent", "Ray's other agent", "keeper", "host command",
+)  # fmt: skip
+WORKERS: Final = 4
+LOOK_S: Final = 0.02
+LONGEST_S: Final = 300.0  # without a merge: somebody would have to help
+END_S: Final = 120.0
+AGAIN: Final = 'until "$@"; do sleep 1; done'
+FOR_EVER: Final = ("--restarts", "1000000", "--master-restarts", "1000000", "--timeout", "300")
+
+
+@dataclass
+class Seen:
+    """What was seen of a run: records merged in `seconds`, pauses by what was killed, what went wrong."""
+
+    seconds: float = 0.0
+    records: int = 0
+    pauses: list[tuple[str, float]] = field(default_factory=list)
+    restarts: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.records / self.seconds
+
+
+@contextmanager
+def cluster(
+    asked: argparse.Namespace, mode: str, folder: Path, mark: str
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """The command of the master and its run directory, while two hosts train with it."""
+    run_dir, net = folder / "run", Bench.make("lenet", folder / "net")
+    environment = {
+        MARK: mark, "SPEEDO_TOKEN_FILE": str(folder / "token"), "SPEEDO_RUNTIME_DIR": str(folder / "runtime"),
+    }  # fmt: skip
+    speedo = (sys.executable, "-m", "speedo")
+    with ExitStack() as stack:
+        hosts: list[Host] = stack.enter_context(network(2))
+        chief = hosts[0]
+        master = [
+            *chief.inside, *speedo, "master", str(net.solver(net.batch)), "--host", chief.address, "--mode", mode,
+            "--workers", str(WORKERS), "--max-iter", "100000000", "--test-interval", "0", "--seed", "1", "--device",
+            "cpu", "--run-dir", str(run_dir), "--checkpoint-interval", str(asked.checkpoint_interval), *FOR_EVER,
+            "--servers", asked.servers,
+        ]  # fmt: skip
+        log = stack.enter_context((folder / "master.log").open("w"))
+        command = stack.enter_context(child(master, log=log, environment=environment))
+        for number, host in enumerate(hosts):
+            words = ("worker", "--master", chief.address, "--workers", str(WORKERS // 2))
+            loop = ["sh", "-c", AGAIN, "sh", *host.inside, *speedo, *words, "--timeout", "300"]
+            out = stack.enter_context((folder / f"host-{number}.log").open("w"))
+            stack.enter_context(child(loop, log=out, environment=environment))
+        yield command, run_dir
+        if command.poll() is None:
+            command.send_signal(signal.SIGINT)
+            command.wait(END_S)
+        else:
+            raise MeasureError(f"the run ended with {command.returncode}: {last_words(log)}")
+
+
+def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Random | None) -> Seen:
+    """One run, with kills if there is `chance`."""
+    folder.mkdir()
+    mark, seen = os.urandom(8).hex(), Seen()
+    with cluster(asked, mode, folder, mark) as (command, run_dir):
+        follower = Follower(run_dir)
+        # A team reports for its workers by its leader alone.
+        follower.wait(command, lambda: follower.total() >= FIRST_TURNS * WORKERS, 2 * START_S)
+        began = merged_at = time.monotonic()
+        first, before = follower.samples, follower.seconds
+        end = began + 60 * asked.minutes
+        next_kill = end if chance is None else began + chance.expovariate(1 / asked.every)
+        while (now := time.monotonic()) < end and command.poll() is None:
+            time.sleep(LOOK_S)
+            follower.read()
+            if follower.seconds != before:
+                merged_at, before = now, follower.seconds
+            if seen.pauses:
+                kind, longest = seen.pauses[-1]
+                seen.pauses[-1] = (kind, max(longest, now - merged_at))
+            if now - merged_at > LONGEST_S:
+                raise MeasureError(f"nothing was merged for {LONGEST_S:.0f} s")
+            if chance is not None and now >= next_kill:
+                next_kill = now + chance.expovariate(1 / asked.every)
+                if (kind := kill(chance, mark, asked.servers != "0")) is not None:
+                    seen.pauses.append((kind, 0.0))
+        seen.seconds, seen.records = time.monotonic() - began, follower.samples - first
+    seen.restarts = len(result_of(run_dir)["master_restarts"])
+    seen.problems = broken(read_lines(run_dir / "metrics.jsonl"), None, gap_s=LONGEST_S)
+    return seen
+
+
+def kill(chance: random.Random, mark: str, serves: bool) -> str | None:
+    """Kill one process of a random kind; the kind, or None if there is none of it now."""
+    kind = chance.choice((*KINDS, *(["server"] if serves else [])))
+    victims = processes(kind, mark)
+    if not victims:
+        return None
+    try:
+        chance.choice(sorted(victims, key=lambda one: one.pid)).kill()
+    except psutil.NoSuchProcess:
+        return None
+    return kind
+
+
+def told(mode: str, seen: Seen) -> Iterator[list[str]]:
+    """The lines of the table for this mode."""
+    for kind in ("all", *sorted({kind for kind, _ in seen.pauses})):
+        pauses = [pause for one, pause in seen.pauses if kind in ("all", one)]
+        yield [f"{mode}, {kind}", str(len(pauses)), *figures(pauses)]
+
+
+def figures(pauses: Sequence[float]) -> tuple[str, ...]:
+    """Median, 90 % and worst."""
+    if not pauses:
+        return ("", "", "")
+    ordered = sorted(pauses)
+    most = ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
+    return tuple(f"{one:.1f}" for one in (statistics.median(ordered), most, ordered[-1]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.kills", description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", nargs="+", default=["sync", "async", "easgd"])
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument(
+        "--every", type=float, default=5.0, metavar="S", help="mean time between kills"
+    )
+    parser.add_argument("--servers", default="0", metavar="K")
+    parser.add_argument("--checkpoint-interval", type=float, default=5.0, metavar="S")
+    parser.add_argument("--target", type=float, default=0.88, metavar="GOODPUT")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="run folders and logs here")
+    parser.add_argument("--markdown", action="store_true")
+    asked = parser.parse_args()
+    end_by_signals()
+    heading("bench.kills")
+    lines, failed = [["", "kills", "median pause, s", "90 %", "worst"]], False
+    with ExitStack() as stack:
+        folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        for mode in asked.mode:
+            calm = run(asked, mode, folder / f"{mode}-calm", None)
+            seen = run(asked, mode, folder / f"{mode}-kills", random.Random(asked.seed))
+            goodput = seen.speed / calm.speed
+            print(
+                f"{mode}: goodput {goodput:.1%} ({seen.speed:,.0f} of {calm.speed:,.0f} records/s), "
+                f"{len(seen.pauses)} kills in {seen.seconds:.0f} s, {seen.restarts} restarts of the master by its "
+                f"command, {len(seen.problems)} broken promises",
+                flush=True,
+            )
+            for problem in [*calm.problems, *seen.problems][:10]:
+                print(f"  {problem}", flush=True)
+            lines += told(mode, seen)
+            failed |= goodput < asked.target or bool(seen.problems or calm.problems)
+    print(f"\n{(table.markdown if asked.markdown else table.text)(lines)}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

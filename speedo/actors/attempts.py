@@ -1,0 +1,200 @@
+"""Continues a run in the same command when what it runs on has died: as `--resume` would, from its newest checkpoint.
+
+A run without a checkpoint begins anew, in its own directory. Nothing of an attempt is left when the next one begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from speedo.actors.signals import end_as, stop_signals
+from speedo.errors import (
+    ClusterError,
+    ConfigError,
+    EngineError,
+    FencedError,
+    RunInterrupted,
+    SpeedoError,
+    StoreError,
+)
+from speedo.exchange.channel import first_line
+from speedo.master.restarts import Restarts
+from speedo.run.config.run_config import RunConfig
+from speedo.run.prepare import Prepared, prepare
+from speedo.run.prepare_script import prepare_script
+from speedo.run.result import RunResult
+from speedo.run_dir.checkpoint_file import checkpoints_in
+from speedo.run_dir.directory import CHECKPOINTS, LOGS
+from speedo.system.daemon_thread import within
+
+ANSWER_S: Final = 60.0
+LOOK_S: Final = 0.1
+HEALTHY_S: Final = 15.0
+AT_WORK_S: Final = 1.0
+# What keeps a run that has begun before from beginning again may pass, as a killed process of a start does.
+PASSING: Final = (ClusterError, EngineError, StoreError)
+
+
+@dataclass
+class Attempt:
+    """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
+    checkpoint. What comes to be known of it: its directory, when it began to train, the signals that stop it, and
+    whether it has come to its end.
+    """
+
+    config: RunConfig
+    restarts: Restarts
+    causes: tuple[str, ...] = ()
+    anew_in: Path | None = None
+    run_dir: Path | None = None
+    since: float | None = None
+    stopped: list[str] | None = None
+    over: bool = False
+
+    def prepared(self, note: Callable[[str], None]) -> Prepared:
+        """The run, with its directory. Raises `SpeedoError` for what a user can fix."""
+        prepare_it = prepare_script if self.config.own else prepare
+        prepared = prepare_it(self.config, note, self.anew_in)
+        self.run_dir = prepared.run_dir
+        return prepared
+
+    def trains(self) -> None:
+        """From now on the run counts as begun."""
+        self.since = time.monotonic()
+
+    @contextmanager
+    def signals(self) -> Iterator[list[str]]:
+        """As `stop_signals`, while it trains; a run that was asked to stop, or has its result, is not continued."""
+        with stop_signals() as stopped:
+            self.stopped = stopped
+            yield stopped
+        self.over = True
+
+
+def in_attempts(
+    config: RunConfig, note: Callable[[str], None], once: Callable[[Attempt], RunResult]
+) -> RunResult:
+    """The result of a run, which is continued up to `--master-restarts` times in a row."""
+    restarts = Restarts(config.master_restarts, healthy_s=HEALTHY_S, at_work_s=AT_WORK_S)
+    attempt = Attempt(config, restarts)
+    while True:
+        try:
+            return once(attempt)
+        except PASSING as error:
+            attempt = _next(attempt, error, note)
+
+
+def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> Attempt:
+    """The attempt after this one, once its time has come. Raises the error if there is none."""
+    interrupted = isinstance(error, RunInterrupted)
+    starts_again = attempt.since is None and bool(attempt.causes)
+    run_dir = (
+        attempt.run_dir or attempt.anew_in or (attempt.config.resume if starts_again else None)
+    )
+    if run_dir is None or attempt.stopped or attempt.over or not (interrupted or starts_again):
+        raise error
+    # One that has trained had started well: it needs no pause.
+    up_s = 0.0 if attempt.since is None else max(time.monotonic() - attempt.since, AT_WORK_S)
+    pause_s = attempt.restarts.pause_after(up_s)
+    if pause_s is None:
+        raise error
+    why = error.why if isinstance(error, RunInterrupted) else first_line(error)
+    config, anew_in = attempt.config, None
+    if _has_checkpoint(run_dir):
+        config = config.model_copy(update={"resume": run_dir, "run_dir": None, "weights": None})
+    else:
+        anew_in = run_dir
+    place = "from the start, as there is no checkpoint" if anew_in else "from the newest checkpoint"
+    most = attempt.config.master_restarts
+    after = f" in {pause_s:.0f} s" if pause_s else ""
+    note(
+        f"warning: {why}: the run begins again{after} {place}, restart {attempt.restarts.used} of {most}"
+    )
+    _wait(pause_s, run_dir, note)
+    return Attempt(config, attempt.restarts, (*attempt.causes, why), anew_in)
+
+
+def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:
+    due = time.monotonic() + pause_s
+    with stop_signals() as stopped:
+        while not stopped and (left := due - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_S))
+    if stopped:
+        note(f"stopped by {stopped[0]}{way_on(run_dir)}")
+        end_as(stopped[0])
+
+
+# ---------------------------------------------------------------- what interrupts a run
+
+
+@contextmanager
+def told_of(prepared: Prepared, lost: Callable[[], str | None]) -> Iterator[None]:
+    """Turns errors about the master's process, and those that come of what is `lost` on this machine, into ours."""
+    try:
+        yield
+    except (RunInterrupted, FencedError, ConfigError):
+        raise
+    except Exception as error:
+        if why := lost():  # whatever has failed for that
+            raise RunInterrupted(why, way_on(prepared.run_dir)) from None
+        _tell_in_our_words(error, prepared)
+        raise
+
+
+@contextmanager
+def parting(
+    *steps: Callable[[], object], otherwise: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Take these steps at the end; after an interruption, when nobody would answer, only that `otherwise`."""
+    at_end = steps
+    try:
+        yield
+    except RunInterrupted:
+        at_end = (otherwise,)
+        raise
+    finally:
+        for step in at_end:
+            step()
+
+
+def _tell_in_our_words(error: Exception, prepared: Prepared) -> None:
+    """Raise what the user can fix or the command can mend; return for a bug."""
+    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+    from speedo.actors.death_causes import cause_in
+
+    run_dir = prepared.run_dir
+    match error:
+        case RayTaskError(cause=StoreError() as cause) if prepared.settings.redis_is_ours:
+            raise RunInterrupted(str(cause)) from None  # it has kept what there was
+        case RayTaskError(cause=SpeedoError() as cause):
+            raise cause from None
+        case RayTaskError(cause=OSError() as cause):
+            raise EngineError(f"the master failed: {cause}{way_on(run_dir)}") from None
+        case RayTaskError():
+            return
+        case GetTimeoutError():
+            why = f"the master's process did not answer for {ANSWER_S:.0f} s"
+        case RayError():  # its process is gone, whatever the kind
+            log = run_dir / LOGS / "master.log"
+            why = f"the master's process died: {cause_in(log) or 'killed'}; see {log}"
+        case _:
+            return
+    raise RunInterrupted(why, way_on(run_dir)) from None
+
+
+def way_on(run_dir: Path) -> str:
+    """How to continue the run by hand; empty if there is no checkpoint."""
+    return f"; continue with --resume {run_dir}" if _has_checkpoint(run_dir) else ""
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    try:
+        return bool(within(ANSWER_S, lambda: checkpoints_in(run_dir / CHECKPOINTS)))
+    except OSError:  # its disk hangs
+        return False

@@ -1,0 +1,177 @@
+"""When a run is continued in the same command, and when not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from speedo.actors.attempts import Attempt, in_attempts
+from speedo.errors import (
+    ClusterError,
+    ConfigError,
+    EngineError,
+    FencedError,
+    RunInterrupted,
+    SpeedoError,
+    TrainingStopped,
+)
+from speedo.run.config.run_config import RunConfig, make_config
+from speedo.run.result import RunResult
+from speedo.run_dir.directory import CHECKPOINTS
+
+DEAD = RunInterrupted("Ray's raylet process on this machine died", "; continue with --resume run")
+Step = Callable[[Attempt], None]
+
+
+def result_of(attempt: Attempt) -> RunResult:
+    return RunResult(
+        "sync", 2, True, "", 9, 9, None, {}, "", 1.0, 1.0, 9, {}, "", "",
+        master_restarts=attempt.causes,
+    )  # fmt: skip
+
+
+class Trials:
+    """Attempts that go as the steps say, one each; the last ends well."""
+
+    def __init__(self, run_dir: Path, *steps: Step) -> None:
+        self.run_dir, self.steps = run_dir, list(steps)
+        self.seen: list[Attempt] = []
+        self.notes: list[str] = []
+
+    def once(self, attempt: Attempt) -> RunResult:
+        self.seen.append(attempt)
+        attempt.run_dir = self.run_dir
+        if self.steps:
+            self.steps.pop(0)(attempt)
+        return result_of(attempt)
+
+    def run(self, config: RunConfig) -> RunResult:
+        return in_attempts(config, self.notes.append, self.once)
+
+
+def trained(error: SpeedoError) -> Step:
+    def step(attempt: Attempt) -> None:
+        attempt.trains()
+        raise error
+
+    return step
+
+
+def started(error: SpeedoError) -> Step:
+    def step(attempt: Attempt) -> None:
+        raise error
+
+    return step
+
+
+def with_checkpoint(folder: Path) -> Path:
+    (folder / CHECKPOINTS).mkdir(parents=True)
+    (folder / CHECKPOINTS / "000000-000000000001.checkpoint").touch()
+    return folder
+
+
+def weights_in(folder: Path) -> Path:
+    (folder / "first.caffemodel").touch()
+    return folder / "first.caffemodel"
+
+
+def config(**options: object) -> RunConfig:
+    return make_config({"workers": 2, **options})
+
+
+def test_it_continues_from_the_checkpoint_in_the_same_directory(tmp_path: Path) -> None:
+    run_dir = with_checkpoint(tmp_path / "run")
+    trials = Trials(run_dir, trained(DEAD), trained(RunInterrupted("the master hangs")))
+    weights = weights_in(tmp_path)
+    result = trials.run(config(run_dir=run_dir, weights=weights))
+    assert result.master_restarts == (DEAD.why, "the master hangs")
+    first, second, _ = trials.seen
+    assert (first.config.resume, first.config.weights) == (None, weights)
+    assert (second.config.resume, second.config.run_dir) == (run_dir, None)
+    assert (second.config.weights, second.anew_in) == (None, None)
+    assert trials.notes[0] == (
+        f"warning: {DEAD.why}: the run begins again from the newest checkpoint, restart 1 of 5"
+    )
+    assert trials.notes[1].endswith("restart 2 of 5")
+
+
+def test_a_run_without_a_checkpoint_begins_anew_with_all_its_options(tmp_path: Path) -> None:
+    trials = Trials(tmp_path, trained(DEAD))
+    given = config(run_dir=tmp_path, weights=weights_in(tmp_path))
+    trials.run(given)
+    assert trials.seen[1].config == given
+    assert trials.seen[1].anew_in == tmp_path
+    assert "from the start, as there is no checkpoint" in trials.notes[0]
+
+
+def test_it_ends_after_so_many_restarts_in_a_row(tmp_path: Path) -> None:
+    trials = Trials(with_checkpoint(tmp_path), *[trained(DEAD)] * 9)
+    with pytest.raises(RunInterrupted, match="continue with --resume run"):
+        trials.run(config(master_restarts=2))
+    assert len(trials.seen) == 3
+    trials = Trials(tmp_path, *[trained(DEAD)] * 9)
+    with pytest.raises(RunInterrupted):
+        trials.run(config(master_restarts=0))
+    assert len(trials.seen) == 1
+    assert trials.notes == []
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("no"), FencedError("no"), TrainingStopped("no"), EngineError("no"), ClusterError("no")]
+)  # fmt: skip
+def test_other_errors_end_it(tmp_path: Path, error: SpeedoError) -> None:
+    for step in (started(error), trained(error)):
+        trials = Trials(with_checkpoint(tmp_path / str(id(step))), step)
+        with pytest.raises(type(error)):
+            trials.run(config())
+        assert len(trials.seen) == 1
+
+
+def test_a_restart_that_does_not_start_counts_and_is_tried_again_after_a_pause(
+    tmp_path: Path,
+) -> None:
+    trials = Trials(with_checkpoint(tmp_path), trained(DEAD), started(ClusterError("no Ray node")))
+    began = time.monotonic()
+    assert trials.run(config()).master_restarts == (DEAD.why, "no Ray node")
+    assert time.monotonic() - began >= 1.0
+    assert "in 1 s from the newest checkpoint, restart 2 of 5" in trials.notes[1]
+    trials = Trials(tmp_path, trained(DEAD), started(ConfigError("its solver was changed")))
+    with pytest.raises(ConfigError, match="its solver was changed"):
+        trials.run(config())
+
+
+def test_a_run_that_was_asked_to_stop_is_not_continued(tmp_path: Path) -> None:
+    def stopped(attempt: Attempt) -> None:
+        attempt.trains()
+        with attempt.signals() as signals:
+            signals.append("Ctrl-C")
+        raise DEAD
+
+    trials = Trials(with_checkpoint(tmp_path), stopped)
+    with pytest.raises(RunInterrupted):
+        trials.run(config())
+    assert len(trials.seen) == 1
+
+
+def test_a_signal_in_the_pause_ends_it_in_words(tmp_path: Path) -> None:
+    failing = [trained(DEAD), *[started(ClusterError("no Ray node"))] * 9]
+    trials = Trials(with_checkpoint(tmp_path), *failing)
+
+    def interrupt() -> None:
+        while len(trials.notes) < 3:  # the pause of 2 s
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        trials.run(config(master_restarts=20))
+    assert time.monotonic() - began < 3.0
+    assert trials.notes[-1] == f"stopped by Ctrl-C; continue with --resume {tmp_path}"
