@@ -154,6 +154,13 @@ class LeaseBook:
             holder.leases = without(holder.leases, whole)
             self._turns[ticket] = join_ranges((*self.of_ticket(ticket), *whole))
 
+    def returned(self, worker: int, incarnation: int, ranges: Iterable[Lease]) -> None:
+        """The worker trains these parts of its leases no more: they are free again."""
+        holder, whole = self._holder(worker, incarnation), join_ranges(ranges)
+        if holder is not None:
+            holder.leases = without(holder.leases, whole)
+            self._take_back(whole)
+
     # ------------------------------------------------------------ turns
 
     def merged(self, ticket: int) -> None:
@@ -183,6 +190,16 @@ class LeaseBook:
     def gives_more(self) -> bool:
         """Whether there are positions for who asks next."""
         return bool(self._free) or self.epoch < self._wanted
+
+    @property
+    def has_free(self) -> bool:
+        """Whether something has come back that nobody has."""
+        return bool(self._free)
+
+    @property
+    def given(self) -> int:
+        """How many positions were given out, through all epochs."""
+        return self.epoch * self.records + self.position
 
     @property
     def unsettled(self) -> int:

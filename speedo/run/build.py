@@ -22,12 +22,14 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
 from speedo.master.leases import Leases
+from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
 from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
 from speedo.master.turn_book import MOST_STRETCH_S, Plan
+from speedo.master.turn_records import TurnRecords
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exchange_way import sums_over_hosts
@@ -127,6 +129,15 @@ def build_training(
         """That of the update by gradients, where the mode makes one now."""
         return own_history() if coordinator.strategy.rule.payload is Kind.GRADIENT else b""
 
+    records: TurnRecords | LostRecords | None = None if leases is not None else LostRecords()
+    if config.data_share == "once" and parts.records:
+        records = TurnRecords.of_run(
+            parts.records,
+            coordinator.plan.samples,
+            coordinator.samples,
+            resume.records if resume else b"",
+            board.notice,
+        )
     keeper = None
     if open_store is not None:
         keeper = CheckpointWriter(
@@ -144,6 +155,7 @@ def build_training(
             lambda: board.dropped,
             parts.roster.data_of,
             script_state,
+            records.state if isinstance(records, TurnRecords) else bytes,
         )
     best = None
     if config.keep_best:
@@ -157,7 +169,11 @@ def build_training(
         center,
         cluster,
         Observers(
-            *(one for one in (board, log, exports, copies, leases, tests) if one is not None)
+            *(
+                one
+                for one in (board, log, exports, copies, leases, tests, records)
+                if one is not None
+            )
         ),
         time.monotonic,
         Limits(
@@ -176,6 +192,7 @@ def build_training(
         final_test=config.final_test,
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
+        with_records=(lambda action: action) if records is None else records.with_records,
     )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
@@ -231,6 +248,7 @@ def _coordinator(
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
         most_stretch_s=min(MOST_STRETCH_S, (config.max_seconds or math.inf) / PARTS_OF_RUN),
         own_counts=isinstance(spec, ScriptJob),
+        once=config.data_share == "once",
     )
     samples = resume.counters.samples if resume else 0
     progress = resume.counters.progress if resume else None
