@@ -290,7 +290,9 @@ class MasterActor:
         handed = ready.handed
         if handed is None:
             return ready
-        if self._former is None or not self._former.counts(handed.worker, handed.ticket):
+        former = self._former
+        counts = former is not None and former.counts(handed.worker, handed.ticket)
+        if not counts or not training.take_up(handed):
             return replace(ready, handed=None)
         assert isinstance(training.center, Center)
         training.center.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH

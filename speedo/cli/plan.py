@@ -13,7 +13,7 @@ import click
 from speedo.cli.page import PagedCommand, json_option
 from speedo.cli.run_options import FILE, PATH, NameOrPlace, options_named
 from speedo.cli.say import say
-from speedo.engines.make import EngineName, Precision
+from speedo.engines.make import Precision
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import is_fraction, parse_compression
 from speedo.run.config.run_config import LARGEST_WORKERS, make_config
@@ -21,7 +21,7 @@ from speedo.sgd_modes.foreign import look_here
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import MODES, PLAIN, RULES, is_elastic, rule_named
 from speedo.sgd_modes.rules import AddDelta
-from speedo.system.bounds import LARGEST_SEED, Overlap
+from speedo.system.bounds import LARGEST_SEED, EngineName, Overlap
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:

@@ -78,7 +78,8 @@ class CheckpointWriter:
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
     taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate;
-    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot, `script_state` is `Checkpoint.script`.
+    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot, `script_state` is `Checkpoint.script`, and
+    `records` is `Checkpoint.records`.
     """
 
     folder: Path
@@ -95,6 +96,7 @@ class CheckpointWriter:
     dropped: Callable[[], Mapping[str, int]] = dict
     data_of: Callable[[int], tuple[str, str]] = lambda slot: ("shard", "")
     script_state: Callable[[], bytes] = lambda: b""
+    records: Callable[[], bytes] = lambda: b""
     clock: Callable[[], float] = time.monotonic  # the driver's
     _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
     _writing: list[_Writing] = field(default_factory=list)  # oldest first
@@ -160,7 +162,8 @@ class CheckpointWriter:
         counters = self.counters(coordinator, seconds)
         center, own = self.center.vector.copy(), self.server_history()
         rule = self.center.state.pack()
-        return Checkpoint(counters, center, own, rule_state=rule, script=self.script_state())
+        script, records = self.script_state(), self.records()
+        return Checkpoint(counters, center, own, rule_state=rule, script=script, records=records)
 
     def begin_snapshot(
         self, coordinator: Coordinator, snapshot: TakenSnapshot, now: float

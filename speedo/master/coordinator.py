@@ -431,8 +431,10 @@ class Coordinator(TurnBook):
         for depth in range(max([member.depth for _, member in alone], default=0)):
             for worker, member in alone:
                 if left > 0 and enough and len(member.turns) == depth and member.has_room:
-                    turn = self._begin_turn(member, steps, self.strategy.rule)
-                    actions.append(self._command(worker, member, turn, steps))
+                    most = -(-left // (member.samples_per_step * self._tuning.batches))
+                    own = min(steps, most) if self.plan.once else steps
+                    turn = self._begin_turn(member, own, self.strategy.rule)
+                    actions.append(self._command(worker, member, turn, own))
                     left -= turn.samples
         for unit in units:
             team = self._teams.get(unit)

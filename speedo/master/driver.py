@@ -114,6 +114,7 @@ class Driver:
 
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
     the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
+    `with_records` hears of each action before it is carried out, and gives commands their records.
     `seconds_before` is how long the run had trained before it was resumed.
     """
 
@@ -132,6 +133,7 @@ class Driver:
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     all_trained: Callable[[], bool] = lambda: False
+    with_records: Callable[[Action], Action] = lambda action: action
     best: BestModel | None = None
     final_test: bool = True
     seconds_before: float = 0.0
@@ -324,6 +326,7 @@ class Driver:
         self.observer.saw(event, self.clock())
 
     def _carry_out(self, action: Action, more: bool = False) -> Action:
+        action = self.with_records(action)
         match action:
             case Merge():
                 before = action.samples_seen - sum(part.samples for part in action.parts)

@@ -37,7 +37,8 @@ class JournalEntry:
     """A master's counters at a version. `merges` made it since the version that was published before.
 
     `merged` has the ticket of the last result of each worker that is in the center, `incarnations` those that workers
-    had. Without `whole` the center alone is not enough to continue from. `tests`: a test was under way.
+    had. Without `whole` the center alone is not enough to continue from. `tests`: a test was under way. `records` is as
+    in a checkpoint.
     """
 
     counters: Counters
@@ -46,13 +47,14 @@ class JournalEntry:
     incarnations: Mapping[int, int] = field(default_factory=dict)
     whole: bool = True
     tests: bool = False
+    records: bytes = b""
 
 
 class Journal:
     """Writes the journal of the master of this epoch in `folder`, and removes those of former ones once it is seen.
 
-    `counters`, `whole` and `tests` give what an entry has; `merged` and `incarnations` continue those of a former
-    master. Raises `OSError`."""
+    `counters`, `whole`, `tests` and `records` give what an entry has; `merged` and `incarnations` continue those of a
+    former master. Raises `OSError`."""
 
     def __init__(
         self,
@@ -62,10 +64,12 @@ class Journal:
         *,
         whole: Callable[[], bool] = lambda: True,
         tests: Callable[[], bool] = lambda: False,
+        records: Callable[[], bytes] = bytes,
         merged: Mapping[int, int] = MappingProxyType({}),
         incarnations: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self._counters, self._whole, self._tests = counters, whole, tests
+        self._counters, self._whole = counters, whole
+        self._tests, self._records = tests, records
         self._former = [
             path for path in folder.glob(f"{_NAME}*") if path != folder / f"{_NAME}{epoch}"
         ]
@@ -103,6 +107,7 @@ class Journal:
             "incarnations": list(self._incarnations.items()),
             "whole": self._whole(),
             "tests": self._tests(),
+            "records": self._records().decode(),
             "merges": self._merges,
         }
         line = line_of(said)
@@ -145,6 +150,7 @@ def _entry(half: bytes) -> JournalEntry | None:
             dict(said["incarnations"]),
             said["whole"],
             said["tests"],
+            said["records"].encode(),
         )
     except (ValueError, TypeError, LookupError, ValidationError):  # of another version
         return None

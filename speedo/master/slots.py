@@ -256,7 +256,8 @@ class Roster:
         if was is not None and not was.share:  # of a snapshot of Caffe's: a history alone
             skip, history = shard.batches_to_skip(0, holding.records), self._version
         elif was is not None and was == _state(shard, holding, was.batches):
-            skip, history = was.batches, self._version
+            skip = 0 if shard.share == "once" else was.batches
+            history = self._version
         place = Assignment(
             worker,
             incarnation,

@@ -54,6 +54,7 @@ class Plan:
     stretch_s: float = 0.0
     most_stretch_s: float = MOST_STRETCH_S
     own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
+    once: bool = False  # whether no turn may be longer than the work that is left
 
     @property
     def samples(self) -> int:

@@ -23,12 +23,14 @@ from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
 from speedo.master.journal import Journal
 from speedo.master.leases import Leases
+from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
 from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
 from speedo.master.turn_book import MOST_STRETCH_S, Plan
+from speedo.master.turn_records import TurnRecords
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exchange_way import sums_over_hosts
@@ -137,6 +139,15 @@ def build_training(
         """That of the update by gradients, where the mode makes one now."""
         return own_history() if coordinator.strategy.rule.payload is Kind.GRADIENT else b""
 
+    records: TurnRecords | LostRecords | None = None if leases is not None else LostRecords()
+    if config.data_share == "once" and parts.records:
+        records = TurnRecords.of_run(
+            parts.records,
+            coordinator.plan.samples,
+            coordinator.samples,
+            resume.records if resume else b"",
+            board.notice,
+        )
     keeper = None
     if open_store is not None:
         keeper = CheckpointWriter(
@@ -154,6 +165,7 @@ def build_training(
             lambda: board.dropped,
             parts.roster.data_of,
             script_state,
+            records.state if isinstance(records, TurnRecords) else bytes,
         )
     best = None
     if config.keep_best:
@@ -167,7 +179,11 @@ def build_training(
         center,
         cluster,
         Observers(
-            *(one for one in (board, log, exports, copies, leases, tests) if one is not None)
+            *(
+                one
+                for one in (board, log, exports, copies, leases, tests, records)
+                if one is not None
+            )
         ),
         time.monotonic,
         Limits(
@@ -187,6 +203,7 @@ def build_training(
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
         tests_first=taken_over is not None and taken_over.tests,
+        with_records=(lambda action: action) if records is None else records.with_records,
     )
     folder = settings.near.folder
     if keeper is not None and folder and isinstance(center, Center):
@@ -204,9 +221,12 @@ def build_training(
     except OSError as error:  # tried again at the end
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
-    return Training(
+    training = Training(
         parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, model.chance()
     )  # fmt: skip
+    if isinstance(records, TurnRecords):
+        training.take_up = records.take_up
+    return training
 
 
 def _journal(
@@ -224,6 +244,7 @@ def _journal(
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
         whole=lambda: not (updates or center.state),
         tests=lambda: driver.tests,
+        records=keeper.records,
         merged={} if former is None else former.merged,
         incarnations={} if former is None else former.incarnations,
     )
@@ -266,6 +287,7 @@ def _coordinator(
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
         most_stretch_s=min(MOST_STRETCH_S, (config.max_seconds or math.inf) / PARTS_OF_RUN),
         own_counts=isinstance(spec, ScriptJob),
+        once=config.data_share == "once",
     )
     samples = resume.counters.samples if resume else 0
     progress = resume.counters.progress if resume else None

@@ -58,7 +58,7 @@ class Takeover:
             if center is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
-                return Checkpoint(counters, center)
+                return Checkpoint(counters, center, records=entry.records)
         kept = self.run_dir / CHECKPOINTS
         return latest(kept)[1] if checkpoints_in(kept) else None
 

@@ -61,7 +61,7 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     SetAside: ("set-aside", ("worker", "reason")),
     TeamGivenUp: ("team-given-up", ("workers", "reason")),
     KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
-    Finish: ("finish", ("complete", "reason")),
+    Finish: ("finish", ("complete", "reason", "trained_again", "left_out")),
 }
 
 
