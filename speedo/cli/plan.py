@@ -27,7 +27,7 @@ from speedo.system.workplace import check_names, check_workplace
 if TYPE_CHECKING:
     from speedo.study.planning.calibration import Calibration
     from speedo.study.planning.predict import Wish
-    from speedo.study.planning.site import Team
+    from speedo.study.planning.site import Factors, Team
 
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 _IN_SIGHT: Final = (
@@ -92,7 +92,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     metavar="N[,N...]",
     help="Solver steps between two exchanges.",
 )
-@options_named("compress", "compress_center", "overlap", "split_batch", "team")
+@options_named("compress", "compress_center", "overlap", "split_batch", "team", "factors")
 @click.option(
     "--servers",
     metavar="K|auto",
@@ -151,6 +151,7 @@ def plan(
     overlap: Overlap | None,
     split_batch: bool | None,
     team: Team | None,
+    factors: Factors | None,
     servers: str,
     threads: str | None,
     step_time: str | None,
@@ -218,7 +219,13 @@ def plan(
 
         write_calibration(calibration, save)
     site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
-    site = replace(site, overlap=overlap or "none", team=team or "host", servers=kept)
+    site = replace(
+        site,
+        overlap=overlap or "none",
+        team=team or "host",
+        factors=factors or "auto",
+        servers=kept,
+    )
     if not any(shares_of(calibration, mode, n, split_batch) for mode in wish.modes for n in counts):
         raise ConfigError(
             f"batch_size {calibration.batch_size} cannot be split over {min(counts)} workers or more; "
