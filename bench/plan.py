@@ -1,15 +1,16 @@
 """How well `speedo plan` predicts: calibrates, predicts, measures the same with the product, and compares.
 
-    python -m bench.plan [--net lenet] [--rounds 3] [--seconds 5] [--megabits 1000] [--modes sync async easgd]
+    python -m bench.plan [--net lenet] [--rounds 2] [--seconds 5] [--megabits 1000] [--modes sync async easgd]
 
-Each round calibrates anew: Caffe, the store and the merge alone, and for each place a run of one worker there, which
-tells the messages and what a turn takes beyond its parts. Then every mode runs with 1 and 2 workers: on this machine
-through shared memory (`here`) and through Redis (`redis`), and with master and workers on hosts of their own, whose
-cables carry so many megabits each way (`link`). Those hosts are network namespaces, so this needs root, and they share
-the cores of this machine, which the prediction knows; what their packets cost its processor is measured first.
+It calibrates once, in at most 5 s for each kind: Caffe, the store and the merge alone, and for each place a run of one
+worker there, which tells the messages and what a turn takes beyond its parts. Then, in each round, every mode runs with
+1 and 2 workers: on this machine through shared memory (`here`) and through Redis (`redis`), and with master and workers
+on hosts of their own, whose cables carry so many megabits each way (`link`). Those hosts are network namespaces, so
+this needs root, and they share the cores of this machine, which the prediction knows; what their packets cost its
+processor is measured first.
 
-A line has the medians over the rounds of what was predicted and measured, and of the error of each round. Status 1 if
-a measurement failed or an error is above 10 %.
+A line has what was predicted, the median over the rounds of what was measured, and that of the error of each round.
+Status 1 if a measurement failed or an error is above 10 %.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ PLACES = ("here", "redis", "link")
 ROUND_TRIP_S = 0.1e-3  # between two namespaces
 WHOLE = ("--whole-batch", "--checkpoint-interval", "0")
 GOOD = 0.10
+CALIBRATION_S = 5.0  # at most, of each kind of step and of each run
 Say = Callable[[str], None]
 
 
@@ -94,18 +95,18 @@ class Bed:
 
     def calibrate(self, places: Sequence[str], scratch: Path, say: Say) -> dict[str, Calibration]:
         """Caffe, store and merge measured alone, with what a run of one worker tells of each place."""
-        solver = self.net.solver(self.net.batch)
-        alone = measure_solver(solver, ("async",), (1,), False, self.seconds, say)
-        iterations = iterations_for(self.seconds, alone.images_per_s, self.net.batch, 1, 1, 40)
+        solver, seconds = self.net.solver(self.net.batch), min(self.seconds, CALIBRATION_S)
+        alone = measure_solver(solver, ("async",), (1,), False, seconds, say)
+        iterations = iterations_for(seconds, alone.images_per_s, self.net.batch, 1, 1, 40)
         told = {}
         for place in places:
             own = scratch / place
             own.mkdir()
             if place == "link":
-                self._between_hosts("async", 1, WHOLE, own)
+                self._between_hosts("async", 1, WHOLE, own, seconds)
             else:
                 options = options_at(place)
-                train(self.net, "async", 1, iterations, options, own, seconds=self.seconds)
+                train(self.net, "async", 1, iterations, options, own, seconds=seconds)
             told[place] = with_run(own / "run", alone)
         return told
 
@@ -128,7 +129,7 @@ class Bed:
     def measure(self, case: Case, calibration: Calibration, scratch: Path) -> float:
         """Images/s of the product."""
         if case.place == "link":
-            return self._between_hosts(case.mode, case.workers, case.options, scratch)
+            return self._between_hosts(case.mode, case.workers, case.options, scratch, self.seconds)
         iterations = iterations_for(
             self.seconds, calibration.images_per_s, self.net.batch, case.workers, case.local_steps
         )
@@ -144,12 +145,12 @@ class Bed:
         return run.images_per_s
 
     def _between_hosts(
-        self, mode: str, workers: int, options: Sequence[str], scratch: Path
+        self, mode: str, workers: int, options: Sequence[str], scratch: Path, seconds: float
     ) -> float:
         with network(workers + 1) as hosts:
             for host in hosts:
                 limit(host, self.megabits)
-            members = Hosts(hosts, self.net, scratch, self.seconds)
+            members = Hosts(hosts, self.net, scratch, seconds)
             return members.train(mode, options, scratch)[0].images_per_s
 
 
@@ -163,28 +164,34 @@ def work_of_packets(megabits: float, say: Say) -> float:
     return work
 
 
-def measure_round(bed: Bed, cases: Sequence[Case], say: Say) -> dict[Case, Figure]:
-    """One calibration, and every case after it; a case that fails is told and missing."""
+def calibrate(bed: Bed, cases: Sequence[Case], say: Say) -> dict[str, Calibration]:
+    """By place."""
+    places = list(dict.fromkeys(case.place for case in cases))
+    with tempfile.TemporaryDirectory(dir=bed.net.folder) as scratch:
+        found = bed.calibrate(places, Path(scratch), say)
+    for place, one in found.items():
+        say(f"calibrated, {place}: {one.model_dump_json(exclude={'shape', 'origin'})}")
+    return found
+
+
+def measure_round(
+    bed: Bed, guesses: dict[Case, float], calibrations: dict[str, Calibration], say: Say
+) -> dict[Case, Figure]:
+    """Every case; one that fails is told and missing."""
     figures: dict[Case, Figure] = {}
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=bed.net.folder)))
-        places = list(dict.fromkeys(case.place for case in cases))
-        calibrations = bed.calibrate(places, scratch, say)
-        for place, one in calibrations.items():
-            say(f"calibrated, {place}: {one.model_dump_json(exclude={'shape', 'origin'})}")
-        for case in cases:
-            calibration = calibrations[case.place]
-            guess = bed.expect(case, calibration)
-            with tempfile.TemporaryDirectory(dir=scratch) as own:
-                try:
-                    figures[case] = Figure(guess, bed.measure(case, calibration, Path(own)))
-                except MeasureError as error:
-                    say(f"{case.name}: failed: {error}")
-                    continue
-            found = figures[case]
-            say(
-                f"{case.name}: {found.predicted:,.0f} predicted, {found.measured:,.0f} measured, {found.error:+.1%}"
-            )
+    for case, guess in guesses.items():
+        with tempfile.TemporaryDirectory(dir=bed.net.folder) as own:
+            try:
+                figures[case] = Figure(
+                    guess, bed.measure(case, calibrations[case.place], Path(own))
+                )
+            except MeasureError as error:
+                say(f"{case.name}: failed: {error}")
+                continue
+        found = figures[case]
+        say(
+            f"{case.name}: {found.predicted:,.0f} predicted, {found.measured:,.0f} measured, {found.error:+.1%}"
+        )
     return figures
 
 
@@ -216,7 +223,7 @@ def report(
 
 
 def main() -> int:
-    parser = parser_for("bench.plan", __doc__, default_rounds=3)
+    parser = parser_for("bench.plan", __doc__, default_rounds=2)
     parser.add_argument("--net", choices=list(SHAPES), default="lenet")
     parser.add_argument("--modes", nargs="+", default=["sync", "async", "easgd"])
     parser.add_argument("--workers", nargs="+", type=whole, default=[1, 2], metavar="N")
@@ -237,13 +244,13 @@ def main() -> int:
         for mode in asked.modes
         for workers in asked.workers
     ]
-    measured = []
     with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
         work = work_of_packets(asked.megabits, say) if "link" in asked.places else 0.0
         net = Bench.make(asked.net, Path(folder) / asked.net)
         bed = Bed(net, asked.seconds, asked.megabits, work)
-        for _ in range(asked.rounds):
-            measured.append(measure_round(bed, cases, say))
+        calibrations = calibrate(bed, cases, say)
+        guesses = {case: bed.expect(case, calibrations[case.place]) for case in cases}
+        measured = [measure_round(bed, guesses, calibrations, say) for _ in range(asked.rounds)]
     write = table.markdown if asked.markdown else table.text
     lines, worst = report(cases, measured)
     verdict = "within" if worst <= GOOD else "not within"

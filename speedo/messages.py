@@ -1,7 +1,6 @@
 """The nouns of a run: events that reach the master, actions that the coordinator answers with.
 
-All are frozen and small; none carries an array. Weights and payloads travel through the store, under
-keys that these messages imply (`speedo.storage.keys`).
+All are frozen and small. Weights and payloads travel through the store, under keys that these imply (`storage.keys`).
 """
 
 from __future__ import annotations
@@ -53,10 +52,11 @@ class RunsAt:
 class Joined:
     """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
 
-    `depth` is how many turns it may have at once. More than one is for modes that merge every result as it comes and
-    let its worker train on: their strategies then speak of workers that have room for one more turn. `meets` names the
-    memory that it shares with others of its host, to sum with them as a team; empty if it can be in none. It is `near`
-    on the master's machine. A simulated worker runs nowhere. `lost` is what it could not restore of a checkpoint.
+    `depth` is how many turns it may have at once: more than one in modes that merge every result as it comes, whose
+    strategies then speak of workers with room for one more turn. `meets` names the memory that it shares with others of
+    its host, to sum with them as a team; empty if it can be in none. It is `near` on the master's machine. A simulated
+    worker runs nowhere. `lost` is what it could not restore of a checkpoint. `handed` is the result of a turn from
+    center `begun` that a former master gave it, and that comes right after this.
     """
 
     worker: int
@@ -67,6 +67,8 @@ class Joined:
     runs_at: RunsAt | None = None
     lost: str = ""
     near: bool = False
+    handed: Trained | None = None
+    begun: int = 0
 
 
 @record
@@ -96,7 +98,7 @@ class Trained:
     `timings` says where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
     others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
     `has_payload` in the store. A script may say no loss: it is NaN then, without `has_loss`. `records` are those that
-    it trained on, where a script leases them. A script that `pauses` takes no turn after it until its `Pause` is over.
+    it trained on, where they are leased. A script that `pauses` takes no turn after it until its `Pause` is over.
     """
 
     worker: int
@@ -213,8 +215,7 @@ Event = (
 class OwnResults:
     """What became of a worker's own results before its turn, by their tickets; 0 is none.
     `merged` is the one whose merge made the turn's center, for elastic averaging and a team that carries its own center
-    on. `pending` is on its way and not in this center: its worker was given the turn before that result was merged.
-    `rate` is the factor by which the master will merge it.
+    on. `pending` is on its way and not in this center; `rate` is the factor by which the master will merge it.
     """
 
     merged: int = 0
@@ -232,9 +233,8 @@ class Team:
     `members` are worker, incarnation and samples of a step, in the order of summing; the first leads: it fetches the
     center and publishes the result of all. `formed` is a ticket that names this gathering: as long as it is the same,
     the members continue with the connections that they have. `rate` is the factor of the mean after each round, where
-    there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait for
-    another member, in seconds. `spread` are the places in `members` of those that share memory, host by host, the
-    leader's host first; empty if all are on one.
+    there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait.
+    `spread` are the places in `members` of those that share memory, the leader's host first; empty if all are on one.
     """
 
     formed: int
@@ -280,7 +280,7 @@ class Train:
     The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
     waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
     With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
-    are then the most.
+    are then the most. It trains on these `records`, where they are leased; as many as `ahead` come next, probably.
     """
 
     worker: int
@@ -298,6 +298,8 @@ class Train:
     tuning: Tuning = NO_TUNING
     norm: float = 0.0
     batch: int = 1
+    records: Records = ()
+    ahead: int = 0
 
     def iteration_of(self, step: int) -> int:
         """The iteration of step number `step` of the turn, counted through all rounds of a team."""
@@ -420,6 +422,8 @@ class Finish:
 
     complete: bool
     reason: str
+    trained_again: int = 0  # records whose result was not merged
+    left_out: int = 0  # those that nobody trained again
 
 
 # How the reason begins of a run that no rule has ended earlier.

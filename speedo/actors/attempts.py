@@ -23,7 +23,7 @@ from speedo.errors import (
     StoreError,
 )
 from speedo.exchange.channel import first_line
-from speedo.master.restarts import AT_WORK_S, Restarts
+from speedo.master.restarts import Restarts
 from speedo.run.config.run_config import RunConfig
 from speedo.run.prepare import Prepared, prepare
 from speedo.run.prepare_script import prepare_script
@@ -34,6 +34,8 @@ from speedo.system.daemon_thread import within
 
 ANSWER_S: Final = 60.0
 LOOK_S: Final = 0.1
+HEALTHY_S: Final = 15.0
+AT_WORK_S: Final = 1.0
 # What keeps a run that has begun before from beginning again may pass, as a killed process of a start does.
 PASSING: Final = (ClusterError, EngineError, StoreError)
 
@@ -78,7 +80,8 @@ def in_attempts(
     config: RunConfig, note: Callable[[str], None], once: Callable[[Attempt], RunResult]
 ) -> RunResult:
     """The result of a run, which is continued up to `--master-restarts` times in a row."""
-    attempt = Attempt(config, Restarts(config.master_restarts))
+    restarts = Restarts(config.master_restarts, healthy_s=HEALTHY_S, at_work_s=AT_WORK_S)
+    attempt = Attempt(config, restarts)
     while True:
         try:
             return once(attempt)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from speedo.actors.master_process import MasterProcess
 from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
 from speedo.run.config.run_config import LARGEST_WORKERS
@@ -27,7 +28,7 @@ STOPPED: Final = "stopped by `speedo stop`"
 
 @contextmanager
 def under_control(
-    master: Any,
+    master: MasterProcess,
     known: Mapping[str, Any],
     watch: Watch,
     scale: Callable[[int], str] | None = None,
@@ -51,7 +52,10 @@ class Control:
     """Answers the requests of one run; called from several threads."""
 
     def __init__(
-        self, master: Any, known: Mapping[str, Any], scale: Callable[[int], str] | None = None
+        self,
+        master: MasterProcess,
+        known: Mapping[str, Any],
+        scale: Callable[[int], str] | None = None,
     ) -> None:
         self._master, self._known, self._scale = master, known, scale
 
@@ -92,7 +96,9 @@ class Control:
 
     def _ask(self, method: str, *arguments: Any, timeout_s: float = ANSWER_S) -> Any:
         try:
-            return ray.get(getattr(self._master, method).remote(*arguments), timeout=timeout_s)
+            return ray.get(
+                getattr(self._master.actor, method).remote(*arguments), timeout=timeout_s
+            )
         except AttributeError:
             raise ClusterError(f"this run knows no `speedo {method}`") from None
         except RayTaskError as error:

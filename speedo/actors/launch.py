@@ -48,6 +48,7 @@ from speedo.watch.console import Watch
 
 if TYPE_CHECKING:
     from speedo.actors.fleet.fleet import Fleet
+    from speedo.actors.master_process import MasterProcess
     from speedo.actors.worker_host import WorkerHost
 
 LOOK_S: Final = 0.5  # how often this process looks whether it was asked to stop
@@ -71,26 +72,26 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
         from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
-        master = _spawn_master(servers, takes_hosts=False)
+        master = _master_of(servers, attempt, watch, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
-        host = WorkerHost(master, own, "here", *folders, watch.note)
+        host = WorkerHost(master.actor, own, "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         if settings.serves:
             logs = prepared.run_dir / LOGS
-            serving = ServerHost(master, own, "here", logs, config.host)
+            serving = ServerHost(master.actor, own, "here", logs, config.host)
             stack.callback(serving.stop)
             serving.start()
         # They take a while to load, and the master to draw its weights.
         host.warm_up(config.workers)
-        run = _begin_run(master, prepared)
+        master.begin()
         stack.enter_context(under_control(master, _known(prepared), watch))
         host.begin(config.workers)
         with attempt.signals() as stopped:  # the first worker to join may train at once
             host.hand_over(stopped)
             attempt.trains()
-            tester = _start_tester(master, prepared)  # beside the first turns: nobody waits for it
-            result = _follow(master, run, servers, watch, stopped, tester, host)
+            master.start_tester()  # beside the first turns: nobody waits for it
+            result = _follow(master, servers, watch, stopped, host, "every worker died, the last")
         if config.own:
             with stop_signals() as stopped:
                 failures = host.let_scripts_end(result.version, stopped, servers.show_output)
@@ -128,11 +129,11 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         stack.callback(fleet.end)
         if not is_loopback(resolved(config.host)):
             servers.head.require_token()
-        master = _spawn_master(servers, takes_hosts=True)
-        run = _begin_run(master, prepared)
+        master = _master_of(servers, attempt, watch, takes_hosts=True)
+        master.begin()
         address = f"{config.host}:{config.port}"
         stack.enter_context(under_control(master, _known(prepared, address), watch))
-        fleet.start(master, prepared)
+        fleet.start(master.actor, prepared)
         watch.note(
             f"waiting for {config.workers} workers, up to {config.timeout:.0f} s; "
             + how_to_join(address, token_file, own=config.own)
@@ -140,10 +141,10 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         leave = partial(fleet.leave, "the run is over")
         steps = (fleet.release_scripts, partial(_let_go, master), leave)
         with parting(*steps, otherwise=fleet.abandon):
-            tester = _start_tester(master, prepared)
+            master.start_tester()
             attempt.trains()
             with attempt.signals() as stopped:
-                result = _follow(master, run, servers, watch, stopped, tester)
+                result = _follow(master, servers, watch, stopped, fleet)
             result = _with_scripts_ended(result, fleet, config)
         return servers.kept_elsewhere(result)
 
@@ -174,18 +175,18 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
         servers = _start(prepared, attempt, watch, stack, nullcontext(), None)
         from speedo.actors.control_answers import under_control
 
-        master = _spawn_master(servers, takes_hosts=True)
+        master = _master_of(servers, attempt, watch, takes_hosts=True)
         stack.callback(_kill, master)  # before its store and its memory go
-        run = _begin_run(master, servers.prepared)
+        master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
-        fleet.start(master, servers.prepared)
+        fleet.start(master.actor, servers.prepared)
         leave = partial(fleet.leave, "the run is over")
         with parting(leave, partial(_let_go, master)):
-            tester = _start_tester(master, servers.prepared)
+            master.start_tester()
             died = "no node of the Ray cluster can train any more, the last"
             attempt.trains()
             with attempt.signals() as stopped:
-                result = _follow(master, run, servers, watch, stopped, tester, fleet, died)
+                result = _follow(master, servers, watch, stopped, fleet, died)
             result = _with_scripts_ended(result, fleet, config)
         return servers.kept_elsewhere(result)
 
@@ -218,6 +219,11 @@ class Servers:
         except StoreError as error:
             return str(error)
         return None
+
+    def require(self) -> None:
+        """Raises `RunInterrupted` if something is lost."""
+        if lost := self.lost():
+            raise RunInterrupted(lost, way_on(self.prepared.run_dir))
 
     def kept_elsewhere(self, result: RunResult) -> RunResult:
         """The result once the run directory is copied to `--copy-to`; what could not be is one of its problems."""
@@ -324,90 +330,92 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
     }
 
 
-def _spawn_master(servers: Servers, *, takes_hosts: bool) -> Any:
-    """The master actor, which begins to build its engine."""
-    from speedo.actors.master_actor import NAME, MasterActor
-    from speedo.actors.ray_node.actor_class import actor_class
+def _master_of(
+    servers: Servers, attempt: Attempt, watch: Watch, *, takes_hosts: bool
+) -> MasterProcess:
+    """The run's master, which begins to build its engine."""
+    from speedo.actors.master_process import MasterProcess
 
-    prepared = servers.prepared
-    return actor_class(MasterActor, name=NAME, threads=16).remote(
-        prepared.config,
-        servers.settings,
-        prepared.run_dir,
-        servers.scratch,
-        prepared.records,
-        None if prepared.resumed is None else prepared.resumed.path,
-        takes_hosts,
-    )
-
-
-def _begin_run(master: Any, prepared: Prepared) -> Any:
-    """The reference of its run, once its engine is built."""
-    from speedo.actors.worker_process import started
-
-    started(master.ready.remote(), prepared.run_dir / LOGS / "master.log", "the master")
-    return master.run.remote()
-
-
-def _start_tester(master: Any, prepared: Prepared) -> Any:
-    """The reference of the tester's start; None for a run without tests."""
-    return master.start_tester.remote() if prepared.settings.spec.has_test else None
+    parts = servers.prepared, servers.settings, servers.scratch
+    return MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
 
 
 def _follow(
-    master: Any,
-    run: Any,
+    master: MasterProcess,
     servers: Servers,
     watch: Watch,
     stopped: Sequence[str],
-    tester: Any = None,
-    host: WorkerHost | Fleet | None = None,
-    died: str = "every worker died, the last",
+    host: WorkerHost | Fleet,
+    died: str = "",
 ) -> RunResult:
     """Show progress until the run is over; being `stopped` ends it early, and the model is still exported.
 
-    The death of the last worker of `host` also ends it, if no other worker can join. It ends with an error if one of
-    Ray's processes dies or the start of `tester` fails. A bad record ends it early; the message names the record.
+    If the master's process dies or hangs, another one goes on with the workers of `host`. The death of the last of
+    these also ends the run if no other can join: `died` says how that is told. It ends with an error if one of Ray's
+    processes dies or the start of the tester fails. A bad record ends it early; the message names the record.
     """
+    from ray.exceptions import GetTimeoutError, RayActorError
+
+    with told_of(servers.prepared, servers.lost):
+        while True:
+            try:
+                return _follow_one(master, servers, watch, stopped, host, died)
+            except (RayActorError, GetTimeoutError) as error:
+                servers.require()
+                if not master.replace(error):
+                    raise
+                host.follow(master.actor, master.settings.for_others())
+
+
+def _follow_one(
+    master: MasterProcess,
+    servers: Servers,
+    watch: Watch,
+    stopped: Sequence[str],
+    host: WorkerHost | Fleet,
+    died: str,
+) -> RunResult:
+    """The part of one master's process in `_follow`."""
     import ray
 
-    prepared = servers.prepared
+    from speedo.actors.master_process import HUNG_S
+
     told = False
     next_status = 0.0
-    with told_of(prepared, servers.lost):
-        while not ray.wait([run], timeout=LOOK_S)[0]:
-            if stopped and not told:
+    while not ray.wait([master.run], timeout=LOOK_S)[0]:
+        reason = ""
+        if stopped:
+            reason = f"stopped by {stopped[0]}"
+        elif died and host.last_died is not None:
+            reason = f"{died}: {host.last_died}"
+        elif (bad := servers.records.problem()) is not None:
+            reason = bad
+        if reason and not told:
+            if stopped:
                 watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
-                master.stop.remote(f"stopped by {stopped[0]}")
-                told = True
-            if host is not None and host.last_died is not None and not told:
-                master.stop.remote(f"{died}: {host.last_died}")
-                told = True
-            if (bad := servers.records.problem()) is not None and not told:
-                master.stop.remote(bad)
-                told = True
-            if tester is not None and ray.wait([tester], timeout=0)[0]:
-                ray.get(tester)
-                tester = None
-            if time.monotonic() >= next_status:
-                next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
-                watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-            servers.show_output()
-            if lost := servers.lost():
-                raise RunInterrupted(lost, way_on(prepared.run_dir))
-        watch.show(ray.get(master.status.remote(), timeout=ANSWER_S))
-        result: RunResult = ray.get(run)
-        return result
+            master.actor.stop.remote(reason)
+            told = True
+        if master.tester is not None and ray.wait([master.tester], timeout=0)[0]:
+            tester, master.tester = master.tester, None
+            ray.get(tester)
+        if time.monotonic() >= next_status:
+            next_status = time.monotonic() + STATUS_S - 0.5 * LOOK_S
+            watch.show(ray.get(master.actor.status.remote(), timeout=HUNG_S))
+        servers.show_output()
+        servers.require()
+    watch.show(ray.get(master.actor.status.remote(), timeout=ANSWER_S))
+    result: RunResult = ray.get(master.run)
+    return result
 
 
-def _let_go(master: Any) -> None:
+def _let_go(master: MasterProcess) -> None:
     """Wait for the hosts to leave, then remove the run's keys from the store, which may be the user's own."""
     import ray
     from ray.exceptions import RayError
 
     try:
-        ray.get(master.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
-        ray.get(master.clean_store.remote(), timeout=ANSWER_S)
+        ray.get(master.actor.wait_for_hosts.remote(FAREWELL_S), timeout=FAREWELL_S + ANSWER_S)
+        ray.get(master.actor.clean_store.remote(), timeout=ANSWER_S)
     except (RayError, StoreError):
         return  # master or store are gone, or another master has the run: there is nothing of ours to tidy
 
@@ -421,9 +429,9 @@ def _with_scripts_ended(result: RunResult, fleet: Fleet, config: RunConfig) -> R
     return replace(result, problems=(*result.problems, *bad_ends))
 
 
-def _kill(actor: Any) -> None:
+def _kill(master: MasterProcess) -> None:
     import ray
     from ray.exceptions import RayError
 
     with suppress(RayError):
-        ray.kill(actor)
+        ray.kill(master.actor)

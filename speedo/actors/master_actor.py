@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ from speedo.engines.evaluation import Share
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, StoreError
 from speedo.exchange.vector import Layout
+from speedo.master.center import Center
 from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
@@ -34,7 +37,7 @@ from speedo.master.meeting import Meeting
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import Event, StoreTrouble
-from speedo.run.build import build_training
+from speedo.run.build import TICKETS_OF_AN_EPOCH, build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.config.run_config import RunConfig
 from speedo.run.open_store import impatient_store, run_store
@@ -46,13 +49,16 @@ from speedo.run.script_link import Question, ToScript
 from speedo.run.script_resume import read_former_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
+from speedo.run.takeover import Takeover
 from speedo.run.trained_model import CaffeModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
+from speedo.storage.base import remove_run
 from speedo.watch.status import Status
 
 NAME = "master"
+FORMER_S = 60.0  # after which the vectors of a former master are removed
 KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched
 
 
@@ -68,9 +74,10 @@ class MasterActor:
         records: int | None,
         checkpoint: Path | None,
         takes_hosts: bool,
+        takes_over: bool = False,
     ) -> None:
         """`scratch` takes the small files of engine and tester; its owner removes it. `takes_hosts`: workers may join
-        from other machines."""
+        from other machines. One that `takes_over` goes on from where the former master was, with its workers."""
         from speedo.engines.native_failures import capture_stderr
         from speedo.storage.redis.users import Access, NoUsers
 
@@ -95,6 +102,7 @@ class MasterActor:
                 settings.keyspace,
                 ca_pem=settings.redis_ca,
                 saved=settings.redis_is_ours,
+                keeps_former=takes_over,
                 patience_s=settings.timeout_s,
                 on_trouble=self._trouble_with_users,
             )
@@ -113,6 +121,7 @@ class MasterActor:
             settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
         )
         self._meeting = Meeting(settings.workers, self._cause_of)
+        self._former = Takeover(self._store, run_dir) if takes_over else None
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
         if script:
@@ -135,7 +144,7 @@ class MasterActor:
             )
         else:
             begun = None if checkpoint is None else _read(checkpoint)
-            model = CaffeModel(config, settings, begun, scratch)
+            model = CaffeModel(config, settings, self._former or begun, scratch)
             parts = run_parts(config, settings, run_dir, self._store, records, model.resume)
             self._training = training = build_training(
                 config,
@@ -144,6 +153,7 @@ class MasterActor:
                 self._cluster,
                 open_store=lambda: impatient_store(settings),
                 servers=self._servers,
+                taken_over=self._former,
             )
             self._divide_center(training)
         self._parts, self._roster, self._board = parts, parts.roster, parts.board
@@ -161,8 +171,9 @@ class MasterActor:
 
     # ------------------------------------------------------------ the run
 
-    def ready(self) -> None:
-        """Answers once the engine is built."""
+    def ready(self) -> int:
+        """The number of the process, once the engine is built."""
+        return os.getpid()
 
     def facts(self) -> dict[str, Any]:
         """The run and its net as built here, and the time, for hosts that compare theirs before they join."""
@@ -174,11 +185,20 @@ class MasterActor:
         self._cluster.tests.start()
 
     def run(self) -> RunResult:
+        if self._former is not None:
+            tidying = threading.Timer(FORMER_S, self._remove_former)
+            tidying.daemon = True
+            tidying.start()
         try:
             training = self._training or self._start.wait()
             return training.run()
         finally:
             self._cluster.hang_up()  # scripts look whether the run is over
+
+    def _remove_former(self) -> None:
+        """What a former master and its workers have left in the store: by now nobody takes it up."""
+        with suppress(StoreError):
+            remove_run(self._store, self._settings.run, self._settings.epoch - 1)
 
     def clean_store(self) -> None:
         try:
@@ -235,6 +255,22 @@ class MasterActor:
             self._board.expect(former, f"gone, now worker {place.worker}")
         return place
 
+    def adopt(self, host: str, place: Assignment) -> Assignment | None:
+        """The same place, for a worker of this host that had it from a former master.
+
+        None if it is taken, or the run goes back to a checkpoint: workers begin anew then.
+        """
+        if self._former is None or not self._former.newest or not self._roster.adopt(place):
+            return None
+        try:
+            place = self._admitted(place)
+        except (StoreError, ClusterError):
+            self._release(place.worker, place.incarnation)
+            raise
+        self._places.setdefault(host, []).append(place)
+        self._board.name_host(place.worker, host)
+        return place
+
     def join(self, place: Assignment, handle: Any, ready: Ready) -> None:
         """Admit a worker, or let it wait for a script's model; raises `ClusterError` if its net is another."""
         try:
@@ -243,10 +279,24 @@ class MasterActor:
                 self._training = self._start.take(place.worker, ready.model, later)
             if self._training is not None:
                 self._check(place.worker, ready, self._training.layout)
+                ready = self._without_merged(ready, self._training)
                 self._cluster.join(place.worker, place.incarnation, handle, ready)
         except (ClusterError, StoreError):
             self._release(place.worker, place.incarnation)
             raise
+
+    def _without_merged(self, ready: Ready, training: Training) -> Ready:
+        """The same without a result of a former master's turn that is in the center, or can never be."""
+        handed = ready.handed
+        if handed is None:
+            return ready
+        former = self._former
+        counts = former is not None and former.counts(handed.worker, handed.ticket)
+        if not counts or not training.take_up(handed):
+            return replace(ready, handed=None)
+        assert isinstance(training.center, Center)
+        training.center.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
+        return ready
 
     def _join_after_model(self, place: Assignment, handle: Any, ready: Ready) -> None:
         try:

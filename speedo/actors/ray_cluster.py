@@ -112,7 +112,10 @@ class RayCluster:
             return
         depth = 2 if ready.overlaps else 1
         there = (depth, ready.meets, ready.runs_at, ready.lost, ready.near)
-        self._events.put(Joined(worker, incarnation, ready.samples_per_step, *there))
+        handed = (ready.handed, ready.begun)
+        self._events.put(Joined(worker, incarnation, ready.samples_per_step, *there, *handed))
+        if ready.handed is not None:
+            self._events.put(ready.handed)
 
     def live(self) -> list[tuple[int, int]]:
         """Workers that joined and have not left, with their incarnations."""

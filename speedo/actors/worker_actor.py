@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -46,7 +46,8 @@ class Ready:
     """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways.
 
     `meets` is the same for workers that can meet as a team; empty if this one cannot. `lost` is what it could not
-    restore of a checkpoint, as a sentence. `model` is that of a script.
+    restore of a checkpoint, as a sentence. `model` is that of a script. `handed` is the result of its last turn for a
+    former master, from center `begun`.
     """
 
     runs_at: RunsAt
@@ -57,6 +58,8 @@ class Ready:
     meets: str = ""
     lost: str = ""
     model: FirstModel | None = None
+    handed: Trained | None = None
+    begun: int = 0
 
 
 class WorkerActor:
@@ -68,6 +71,7 @@ class WorkerActor:
 
     _pipeline: TurnPipeline | None = None
     _team: TeamMember | None = None
+    _last: tuple[Train, Trained] | None = None  # its last turn, unless turns overlap
 
     def warm_up(self, choice: EngineChoice, threads: int = 1) -> None:
         """Load what every worker needs, before it is known which one this will be."""
@@ -148,13 +152,30 @@ class WorkerActor:
         self._worker.solver_state = state
         return self._ready(engine)
 
+    def follow(self, settings: RunSettings, place: Assignment, master: Any) -> Ready:
+        """Train on for another master, once the turn under way has ended; it is told what came of that turn."""
+        if self._pipeline is not None:
+            self._pipeline.drain()
+        if self._team is not None:
+            self._team.close()
+        self._settings, self._master = settings, master
+        ready = self._by_engine(self._follow, place)
+        last, self._last = self._last, None
+        # A result of several is nobody's own.
+        if last is None or (last[0].team is not None and len(last[0].team.members) > 1):
+            return ready
+        return replace(ready, handed=last[1], begun=last[0].version)
+
+    def _follow(self, place: Assignment) -> Ready:
+        former = self._worker
+        former.close()
+        self._connect(place, former.engine)
+        self._worker.samples, self._worker.solver_state = former.samples, former.solver_state
+        return self._ready(former.engine)
+
     def _begin(self, place: Assignment) -> Engine:
         from speedo.engines.solver import Draws, solver_for_worker
-        from speedo.run.between_hosts import between_hosts_of
-        from speedo.run.host_memory import host_centers
-        from speedo.run.open_store import run_store, server_stores
-        from speedo.worker.overlapping_turns import OverlappingWorker
-        from speedo.worker.turn import Worker
+        from speedo.run.open_store import run_store
 
         settings = self._settings
         spec = settings.solver.on_node(self._data_root)
@@ -181,9 +202,25 @@ class WorkerActor:
             threads=self._share.threads,
         )
         engine.advance(place.skip)
+        self._lost = ""
+        self._connect(place, engine)
+        if place.history is not None:
+            with closing(run_store(place.redis_url, settings, self._store_trouble)) as store:
+                self._lost = _take_over(engine, store, settings, place)
+            self._worker.trains_alone()
+        return engine
+
+    def _connect(self, place: Assignment, engine: Engine) -> None:
+        """Be this place's worker, which trains with this engine."""
+        from speedo.run.between_hosts import between_hosts_of
+        from speedo.run.host_memory import host_centers
+        from speedo.run.open_store import run_store, server_stores
+        from speedo.worker.overlapping_turns import OverlappingWorker
+        from speedo.worker.turn import Worker
+
+        settings = self._settings
         self._place = place
         store = run_store(place.redis_url, settings, self._store_trouble)
-        self._lost = "" if place.history is None else _take_over(engine, store, settings, place)
         ahead = self._pipeline is not None
         kind = OverlappingWorker if ahead else Worker
         self._worker = kind(
@@ -200,8 +237,6 @@ class WorkerActor:
             host=host_centers(settings, place, engine.layout),
             factors=settings.factors,
         )
-        if place.history is not None:
-            self._worker.trains_alone()
         self._turn: Callable[[Train], Trained] = self._worker.turn
         if self._pipeline is not None:
             assert isinstance(self._worker, OverlappingWorker)
@@ -212,7 +247,6 @@ class WorkerActor:
             membership = Membership(place.worker, meeting, reach)
             self._team = TeamMember(self._worker, membership)
             self._turn = self._team_turn
-        return engine
 
     def _store_trouble(self, trouble: str | None) -> None:
         """Say in the own log, and to the master without waiting for it, why the store is waited for."""
@@ -246,14 +280,17 @@ class WorkerActor:
     def turn(self, command: Train) -> Trained:
         if self._pipeline is not None:
             return self._pipeline.submit(command).result()
-        return self._turn(command)
+        self._last = None
+        trained = self._turn(command)
+        self._last = command, trained
+        return trained
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Do turns as the channel tells, until the master closes it."""
         with WorkerChannel(folder, worker, incarnation) as channel:
             if self._pipeline is not None:
                 return self._serve_overlapping(channel, self._pipeline)
-            channel.serve(self._turn, self._try_to_save)
+            channel.serve(self.turn, self._try_to_save)
 
     def _serve_overlapping(self, channel: WorkerChannel, pipeline: TurnPipeline) -> None:
         def answer(command: Train, done: Future[Trained]) -> None:

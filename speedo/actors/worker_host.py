@@ -152,6 +152,29 @@ class WorkerHost:
             self._asked, self._count = None, count  # orders under way are of before
             self._fill(count)
 
+    def follow(self, master: Any, settings: RunSettings) -> None:
+        """The run has another master: the workers join it, each once its turn has ended. Raises `ClusterError`."""
+        with self._lock:
+            self._master, self._settings, self._asked = master, settings, None
+            cores = len(os.sched_getaffinity(0))
+            enlist = master.enlist.remote(
+                self._name, self._count, cores, self._holding(self._count)
+            )
+            self._patiently(enlist)
+            now = time.monotonic()
+            for process in self._processes:
+                process.asked = None
+                if process.place is not None and process.starting is None and not process.is_dead():
+                    place = ray.get(
+                        master.adopt.remote(self._name, process.place), timeout=ANSWER_S
+                    )
+                    if place is not None:
+                        process.follow(settings, place, now, master)
+                        continue
+                if process.place is not None:  # the former master alone knew of it
+                    process.end()
+                    process.due = now
+
     def _wait_for_servers(self) -> None:
         """Until the center has its servers: before that a worker could connect with nobody."""
         began, said = time.monotonic(), not self._settings.serves

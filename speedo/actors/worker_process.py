@@ -82,6 +82,13 @@ class WorkerProcess:
             settings, place, self.log, self._scratch, data_root, master, share
         )
 
+    def follow(
+        self, settings: RunSettings, place: Assignment, now: float, master: Any = None
+    ) -> None:
+        """Give its process this place of another master; it is ready once `answer` says so."""
+        self.place, self.former, self.since = place, place.worker, now
+        self.starting = self.actor.follow.remote(settings, place, master)
+
     def wait(self, now: float) -> Ready:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
         assert self.place is not None

@@ -13,7 +13,7 @@ import click
 from speedo.cli.page import PagedCommand, json_option
 from speedo.cli.run_options import FILE, PATH, NameOrPlace, options_named
 from speedo.cli.say import say
-from speedo.engines.make import EngineName, Precision
+from speedo.engines.make import Precision
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import is_fraction, parse_compression
 from speedo.run.config.run_config import LARGEST_WORKERS, make_config
@@ -21,13 +21,13 @@ from speedo.sgd_modes.foreign import look_here
 from speedo.sgd_modes.options import ModeOptions
 from speedo.sgd_modes.registry import MODES, PLAIN, RULES, is_elastic, rule_named
 from speedo.sgd_modes.rules import AddDelta
-from speedo.system.bounds import LARGEST_SEED, Overlap
+from speedo.system.bounds import LARGEST_SEED, EngineName, Overlap
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.study.planning.calibration import Calibration
     from speedo.study.planning.predict import Wish
-    from speedo.study.planning.site import Team
+    from speedo.study.planning.site import Factors, Team
 
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
 _IN_SIGHT: Final = (
@@ -92,7 +92,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     metavar="N[,N...]",
     help="Solver steps between two exchanges.",
 )
-@options_named("compress", "compress_center", "overlap", "split_batch", "team")
+@options_named("compress", "compress_center", "overlap", "split_batch", "team", "factors")
 @click.option(
     "--servers",
     metavar="K|auto",
@@ -151,6 +151,7 @@ def plan(
     overlap: Overlap | None,
     split_batch: bool | None,
     team: Team | None,
+    factors: Factors | None,
     servers: str,
     threads: str | None,
     step_time: str | None,
@@ -218,7 +219,13 @@ def plan(
 
         write_calibration(calibration, save)
     site = Site(here) if bits is None else Site(here, bits, round_trip, per_machine)
-    site = replace(site, overlap=overlap or "none", team=team or "host", servers=kept)
+    site = replace(
+        site,
+        overlap=overlap or "none",
+        team=team or "host",
+        factors=factors or "auto",
+        servers=kept,
+    )
     if not any(shares_of(calibration, mode, n, split_batch) for mode in wish.modes for n in counts):
         raise ConfigError(
             f"batch_size {calibration.batch_size} cannot be split over {min(counts)} workers or more; "

@@ -17,10 +17,10 @@ from speedo.cli.page import json_option
 from speedo.cli.run_options import PATH, RunCommand, options_named
 from speedo.cli.say import say
 from speedo.data.remote.uris import uri_of
-from speedo.engines.make import EngineChoice, EngineName, is_installed
+from speedo.engines.make import EngineChoice, is_installed
 from speedo.errors import ConfigError
 from speedo.run.config.engine_checks import with_device
-from speedo.system.bounds import LARGEST_INT32
+from speedo.system.bounds import LARGEST_INT32, EngineName
 from speedo.system.foreign_text import MOST_NAME, clean_text
 from speedo.watch.console import StatusLine
 

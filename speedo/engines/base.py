@@ -82,6 +82,13 @@ class Engine(Protocol):
         """Skip this many batches of the train net's data, as if the engine had trained on them."""
         ...
 
+    def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
+        """Read the records of these ranges next: from the first number to before the second one, whatever the shard.
+
+        As many as `ahead` after the last will probably be wanted then; an engine may prepare for that.
+        """
+        ...
+
     def gradient(
         self, n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
     ) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -27,6 +27,8 @@ class ForwardPass:
         self._labels: dict[int, tuple[Any, Classes]] = {}
         self._alone: set[int] = set()
         self._sources: list[int] = []
+        self._replaced: set[int] = set()  # those whose batches come from elsewhere: `read_from`
+        self._fill: Callable[[Any], None] | None = None
         for at, name in enumerate(net._layer_names):
             bottoms, param = list(net._bottom_ids(at)), params.get(name)
             if not bottoms:
@@ -38,12 +40,19 @@ class ForwardPass:
             shapes = {param.bottom[0]: tuple(net._blobs[bottoms[0]].shape)} if bottoms else {}
             if (classes := classes_of(param, shapes)) is not None:
                 self._labels[at] = net._blobs[bottoms[label_bottom(param)]], classes
-        stops = {0, len(net.layers), *self._labels, *self._alone, *(at + 1 for at in self._alone)}
-        self._parts = [(first, end - 1) for first, end in pairwise(sorted(stops))]
+        self._parts = self._parts_without(())
+
+    def read_from(self, fill: Callable[[Any], None], layers: Collection[str]) -> None:
+        """Have `fill` put each batch into the net, in place of the data layers of these names."""
+        self._fill = fill
+        self._replaced = {at for at in self._sources if self._net._layer_names[at] in layers}
+        self._parts = self._parts_without(self._replaced)
 
     def run(self) -> float:
         """Read the next batch and compute all layers; the loss."""
         loss = 0.0
+        if self._fill is not None:
+            self._fill(self._net)
         for first, last in self._parts:
             if first in self._labels:
                 self._check(*self._labels[first])
@@ -55,11 +64,20 @@ class ForwardPass:
 
     def read(self) -> None:
         """Let the layers without a bottom pass over a batch."""
+        if self._fill is not None:
+            self._fill(self._net)
         for layer in self._sources:
-            self._forward(layer, layer)
+            if self._fill is None or layer not in self._replaced:
+                self._forward(layer, layer)
+
+    def _parts_without(self, left_out: Collection[int]) -> list[tuple[int, int]]:
+        """First and last layers of what Caffe runs at once."""
+        apart = {*self._alone, *left_out}
+        stops = {0, len(self._net.layers), *self._labels, *apart, *(at + 1 for at in apart)}
+        return [(first, end - 1) for first, end in pairwise(sorted(stops)) if first not in left_out]
 
     def _forward(self, first: int, last: int) -> float:
-        with _as_a_solver_alone() if first in self._alone else nullcontext():
+        with as_a_solver_alone() if first in self._alone else nullcontext():
             return float(self._net._forward(first, last))
 
     def _blame_records(self) -> None:
@@ -84,7 +102,7 @@ class ForwardPass:
 
 
 @contextmanager
-def _as_a_solver_alone() -> Iterator[None]:
+def as_a_solver_alone() -> Iterator[None]:
     """Caffe's data layers look at rank and count when they are read."""
     # Imported here: every engine's module imports this one for its test nets.
     from speedo.engines.caffe_import import load_caffe

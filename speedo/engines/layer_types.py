@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.make import EngineName
 from speedo.engines.pytorch.refused import REFUSED
 from speedo.system import files
+from speedo.system.bounds import EngineName
 
 
 def layer_types(engine: EngineName) -> Sequence[str]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from speedo.engines.caffe_import import prepare_environment
 from speedo.errors import ConfigError, EngineError
+from speedo.system.bounds import EngineName
 from speedo.system.remedies import install_extra, install_pycaffe
 
 if TYPE_CHECKING:  # every command imports this file; a mistake in its options is reported at once
     from speedo.engines.base import ModelEngine, Schedule
 
-EngineName = Literal["caffe", "torch"]
 Precision = Literal["float32", "bfloat16"]
 
 ENGINE_VARIABLE: Final = "SPEEDO_ENGINE"

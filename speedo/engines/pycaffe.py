@@ -28,6 +28,7 @@ from speedo.engines.inner_products import InnerProducts
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.openblas_kernels import use_threads
 from speedo.engines.parameters import Parameters
+from speedo.engines.placed_records import PlacedRecords
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
@@ -70,6 +71,7 @@ class PycaffeEngine:
         self._rank, self._count = rank, count
         self._schedule = self._own_schedule = lr_policy
         self._batches, self._read = 1, 0  # of a step, times iter_size; since the net was built
+        self._records: PlacedRecords | None = None
         self._iteration = 0
         self._closed = False
         self._temporary = folder_in(scratch)
@@ -102,6 +104,9 @@ class PycaffeEngine:
         self._inner = InnerProducts(
             self._net, self._parameter.train_net_param, self._parameters.own_weights()
         )
+
+        if self._records is not None:
+            self._records.feed(self._forward)
 
     @property
     def layout(self) -> Layout:
@@ -187,7 +192,8 @@ class PycaffeEngine:
             del self._solver, self._net, self._parameters, self._forward, self._inner
             self._build()
         self._read = 0
-        self.advance(read)
+        if self._records is None:
+            self.advance(read)
         self.load_weights(weights)
         self.load_history(history)
 
@@ -201,6 +207,15 @@ class PycaffeEngine:
         with self._native():
             for _ in range(batches):
                 self._forward.read()
+
+    def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
+        """See `Engine.place`."""
+        with self._native():
+            if self._records is None:
+                net = self._parameter.train_net_param
+                self._records = PlacedRecords(self._caffe, net, self._batch_size, self._scratch)
+                self._records.feed(self._forward)
+            self._records.place(ranges, ahead)
 
     def products(self) -> tuple[Product, ...]:
         """See `Engine.products`."""
@@ -323,6 +338,8 @@ class PycaffeEngine:
             return
         self._closed = True
         self._tests.close()
+        if self._records is not None:
+            self._records.close()
         # The net's data layers stop their reading threads when the last reference goes.
         del self._solver, self._net, self._parameters, self._forward, self._inner
         self._temporary.cleanup()

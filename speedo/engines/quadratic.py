@@ -83,6 +83,8 @@ class QuadraticEngine:
         self._gradient = np.empty(size, np.float32)
         self._iteration = 0
         self._records_read = 0
+        self._placed: list[int] | None = None  # what is left of the records of `place`
+        self.read_records: list[int] = []  # of those, in their order
 
     @property
     def layout(self) -> Layout:
@@ -139,6 +141,10 @@ class QuadraticEngine:
     def advance(self, batches: int) -> None:
         """See `Engine.advance`."""
         self._records_read += batches * self._batch
+
+    def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
+        """See `Engine.place`."""
+        self._placed = [number for start, stop in ranges for number in range(start, stop)]
 
     def products(self) -> tuple[Product, ...]:
         """None."""
@@ -210,7 +216,9 @@ class QuadraticEngine:
         """Leave the gradient of the next batch in `_gradient`; its loss."""
         np.subtract(self._weights, self._target, self._difference)
         spread = 0.0
-        if self._noise:
+        if self._placed is not None:
+            self._take_placed(self._placed)
+        elif self._noise:
             spread = self._take_offset()
         np.multiply(self._curvature, self._difference, self._gradient)
         return 0.5 * (float(self._difference.dot(self._gradient)) + spread)
@@ -222,6 +230,17 @@ class QuadraticEngine:
         mean, spread = _batch_offset(*self._problem, start, self._batch, self._count)
         self._difference -= mean
         return spread
+
+    def _take_placed(self, placed: list[int]) -> None:
+        """As `_take_offset`, of the next of these records, without their spread."""
+        if len(placed) < self._batch:
+            raise EngineError(f"{len(placed)} records were placed for a batch of {self._batch}")
+        numbers = placed[: self._batch]
+        del placed[: self._batch]
+        self.read_records += numbers
+        size, seed, noise = self._problem
+        offsets = _problem(size, seed)[2][np.array(numbers) % RECORDS]
+        self._difference -= np.float32(noise) * offsets.mean(axis=0)
 
     def _update(self, gradient: Vector) -> Vector:
         """Move the weights; what was subtracted from them."""

@@ -320,6 +320,8 @@ class Channels:
         self._told: dict[tuple[int, int], DriverThread] = {}
         self._changed = threading.Condition()
         self._listener = socket.socket(socket.AF_UNIX)
+        with suppress(FileNotFoundError):
+            os.unlink(f"{folder}/{SOCKET}")  # a former master's
         self._listener.bind(f"{folder}/{SOCKET}")
         self._listener.listen(BACKLOG)
         threading.Thread(target=self._accept, name="channels", daemon=True).start()

@@ -123,6 +123,19 @@ def join_ranges(leases: Iterable[Lease]) -> tuple[Lease, ...]:
     return tuple(found)
 
 
+def divided(leases: Iterable[Lease], count: int) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+    """The first `count` positions of these, in their order, and those after them."""
+    first, rest = list[Lease](), list[Lease]()
+    for one in leases:
+        cut = one.start + max(0, min(count, len(one)))
+        count -= len(one)
+        if one.start < cut:
+            first.append(Lease(one.epoch, one.start, cut))
+        if cut < one.stop:
+            rest.append(Lease(one.epoch, cut, one.stop))
+    return tuple(first), tuple(rest)
+
+
 def without(leases: Iterable[Lease], gone: Iterable[Lease]) -> tuple[Lease, ...]:
     """The joined `leases` less the ranges in `gone`, each of which must be within one of them."""
     left = list(leases)

@@ -147,6 +147,9 @@ class Center:
     keeps_payloads: bool = False
     role: str = "master"
     divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
+    publishing: Callable[[], None] = lambda: None  # called before a version can be seen
+    # The epoch of results that workers bring from a former master, by ticket.
+    handed: dict[int, int] = field(default_factory=dict)
     # By worker and ticket; which of them are held, merged and dropped is in the coordinator's book.
     _payloads: dict[tuple[int, int], Payload] = field(default_factory=dict)
     _begun: BegunVersions = field(default_factory=BegunVersions)
@@ -199,7 +202,7 @@ class Center:
         held = self._payloads.get((event.worker, event.ticket))
         if held is not None and held.rule == rule:
             return held.norm
-        key = keys.payload(self.run, event.worker, event.ticket)
+        key = self._key_of(event.worker, event.ticket)
         try:
             held = self._take(key, rule)
             try:
@@ -226,7 +229,13 @@ class Center:
         held = self._payloads.pop((worker, ticket), None)
         if held is not None:
             self._let_go(held)
-        self._over.append(keys.payload(self.run, worker, ticket))
+        self._over.append(self._key_of(worker, ticket))
+
+    def _key_of(self, worker: int, ticket: int) -> str:
+        """Where the payload is; that of a result from a former master is among the keys of its epoch."""
+        epoch = self.handed.get(ticket)
+        run = self.run if epoch is None else f"{self.run.rpartition(':')[0]}:{epoch}"
+        return keys.payload(run, worker, ticket)
 
     def _take(self, key: str, rule: MergeRule) -> Payload:
         seen = look_at_vector(self.store, key, self.layout, rule.payload, self._codec)
@@ -244,7 +253,8 @@ class Center:
     def _check_sender(self, held: Payload, event: Trained) -> None:
         header = held.header
         sender = (header.worker, header.incarnation, header.ticket, header.epoch)
-        if sender != (event.worker, event.incarnation, event.ticket, self.epoch):
+        epoch = self.handed.get(event.ticket, self.epoch)
+        if sender != (event.worker, event.incarnation, event.ticket, epoch):
             raise PayloadError(f"{held.key} was written by another turn {sender}")
 
     def _read(self, version: int) -> Vector:
@@ -367,6 +377,7 @@ class Center:
     def publish(self) -> None:
         """Write the present version to the store."""
         self.fence()
+        self.publishing()
         if self.keeps_payloads and self.state:  # first: who finds the center finds it, too
             put_state(self.store, self.run, self.version, self.state.pack())
         for form, codec in self._forms:

@@ -78,7 +78,8 @@ class CheckpointWriter:
 
     `open_store` makes a connection for the writing thread; `fence` raises `FencedError` if another master has
     taken the run over; `server_history` is the master's own solver history, `dropped` counts results by fate;
-    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot, `script_state` is `Checkpoint.script`.
+    `data_of` gives `WorkerState.share` and `WorkerState.data` of a slot, `script_state` is `Checkpoint.script`, and
+    `records` is `Checkpoint.records`.
     """
 
     folder: Path
@@ -95,6 +96,7 @@ class CheckpointWriter:
     dropped: Callable[[], Mapping[str, int]] = dict
     data_of: Callable[[int], tuple[str, str]] = lambda slot: ("shard", "")
     script_state: Callable[[], bytes] = lambda: b""
+    records: Callable[[], bytes] = lambda: b""
     clock: Callable[[], float] = time.monotonic  # the driver's
     _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
     _writing: list[_Writing] = field(default_factory=list)  # oldest first
@@ -139,9 +141,9 @@ class CheckpointWriter:
         gathering.checkpoint = checkpoint
         return asked
 
-    def _taken(self, coordinator: Coordinator, seconds: float) -> Checkpoint:
-        """What the master has of the present version."""
-        counters = Counters(
+    def counters(self, coordinator: Coordinator, seconds: float) -> Counters:
+        """Those of the present version, after these `seconds` of training."""
+        return Counters(
             self.run,
             self.epoch,
             self.mode,
@@ -154,9 +156,14 @@ class CheckpointWriter:
             dict(self.dropped()),
             _progress(coordinator),
         )
+
+    def _taken(self, coordinator: Coordinator, seconds: float) -> Checkpoint:
+        """What the master has of the present version."""
+        counters = self.counters(coordinator, seconds)
         center, own = self.center.vector.copy(), self.server_history()
         rule = self.center.state.pack()
-        return Checkpoint(counters, center, own, rule_state=rule, script=self.script_state())
+        script, records = self.script_state(), self.records()
+        return Checkpoint(counters, center, own, rule_state=rule, script=script, records=records)
 
     def begin_snapshot(
         self, coordinator: Coordinator, snapshot: TakenSnapshot, now: float

@@ -29,7 +29,7 @@ them out in order, all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedo.master.reasons import ALL_DONE, team_given_up
 from speedo.master.stopping import Stopping
@@ -68,8 +68,8 @@ class Coordinator(TurnBook):
     """One run's books. `version` and `samples` start where a resumed run left them."""
 
     stopping: Stopping = field(default_factory=Stopping)
+    started: bool = False  # as many workers as were planned have been there
     _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
-    _started: bool = False
     _more: bool = False
     _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
     _aside: dict[int, str] = field(default_factory=dict)  # who was set aside, and why
@@ -86,7 +86,7 @@ class Coordinator(TurnBook):
     @property
     def _needed(self) -> int:
         """How many workers must be there; not those whose work is done."""
-        needed = self.plan.min_workers if self._started else self.plan.workers
+        needed = self.plan.min_workers if self.started else self.plan.workers
         return max(1, needed - sum(self._left.values()))
 
     @property
@@ -146,6 +146,32 @@ class Coordinator(TurnBook):
         )
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
+        if event.handed is not None and not self.complete:
+            self._take_up(event.handed, event.begun, actions)
+
+    def _take_up(self, handed: Trained, begun: int, actions: list[Action]) -> None:
+        """Wait for this result of a former master's turn as for one of the turn that its worker would get now.
+
+        If it would get none, the result comes late.
+        """
+        worker = handed.worker
+        member = self.members[worker]
+        team = self._teams.get(member.unit)
+        if team is not None and (team.joined or team.owing):
+            return  # it joins with its next turn
+        self._parked.discard(worker)
+        if team is not None:
+            team.joined = True
+            team.add(worker)
+        decision = self.strategy.on_join((member.unit,))
+        if member.unit in decision.train:
+            turn = self._restored_turn(member, handed, begun)
+            if team is not None:
+                turn.stretch = team.stretch = Stretch(member.unit, turn.rule, (worker,))
+            rest = tuple(unit for unit in decision.train if unit != member.unit)
+            decision = replace(decision, train=rest)
+        self.started = True
+        self._carry_out(decision, actions)
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):
@@ -405,8 +431,10 @@ class Coordinator(TurnBook):
         for depth in range(max([member.depth for _, member in alone], default=0)):
             for worker, member in alone:
                 if left > 0 and enough and len(member.turns) == depth and member.has_room:
-                    turn = self._begin_turn(member, steps, self.strategy.rule)
-                    actions.append(self._command(worker, member, turn, steps))
+                    most = -(-left // (member.samples_per_step * self._tuning.batches))
+                    own = min(steps, most) if self.plan.once else steps
+                    turn = self._begin_turn(member, own, self.strategy.rule)
+                    actions.append(self._command(worker, member, turn, own))
                     left -= turn.samples
         for unit in units:
             team = self._teams.get(unit)
@@ -424,8 +452,8 @@ class Coordinator(TurnBook):
         """Let parked workers join, if there is work for them and enough of them live."""
         if not self._parked or self.short_of_workers:
             return
-        if not self._started:
-            self._started = True
+        if not self.started:
+            self.started = True
             if self.plan.test_initialization and self.samples == 0:
                 self._evaluate(actions)
         if self.plan.samples - self.samples - self._samples_in_flight > 0:

@@ -21,6 +21,7 @@ from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
+from speedo.master.journal import Journal
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
     ALL_TRAINED,
@@ -113,6 +114,7 @@ class Driver:
 
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
     the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
+    `with_records` hears of each action before it is carried out, and gives commands their records.
     `seconds_before` is how long the run had trained before it was resumed.
     """
 
@@ -126,9 +128,12 @@ class Driver:
     snapshots: Snapshots | None = None
     checkpoints: Checkpoints | None = None
     divergence: DivergenceWatch | None = None
+    journal: Journal | None = None
+    tests_first: bool = False  # the first version, before anybody trains
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     all_trained: Callable[[], bool] = lambda: False
+    with_records: Callable[[Action], Action] = lambda action: action
     best: BestModel | None = None
     final_test: bool = True
     seconds_before: float = 0.0
@@ -154,10 +159,17 @@ class Driver:
         """From the first turn to the last merge."""
         return 0.0 if self._first_train is None else self._last_merge - self._first_train
 
+    @property
+    def tests(self) -> bool:
+        """Whether a test is under way."""
+        return bool(self._tests)
+
     def run(self) -> Outcome:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
         self.center.publish()
         self._short_since = self.clock()
+        if self.tests_first:
+            self._carry_out_all([Evaluate(self.center.version, self.coordinator.iteration)])
         while self._finish is None:
             self._step()
         if self._first_train is not None:
@@ -314,9 +326,12 @@ class Driver:
         self.observer.saw(event, self.clock())
 
     def _carry_out(self, action: Action, more: bool = False) -> Action:
+        action = self.with_records(action)
         match action:
             case Merge():
                 before = action.samples_seen - sum(part.samples for part in action.parts)
+                if self.journal is not None:
+                    self.journal.merging(action)
                 action = self.center.merge(action, before // self.coordinator.plan.batch, more=more)
                 self._last_merge = self.clock()
                 if self.divergence is not None:

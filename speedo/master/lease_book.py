@@ -154,6 +154,28 @@ class LeaseBook:
             holder.leases = without(holder.leases, whole)
             self._turns[ticket] = join_ranges((*self.of_ticket(ticket), *whole))
 
+    def claim(self, ranges: Iterable[Lease]) -> bool:
+        """Take these positions for a turn that another book gave out, if they are all free; whether they were."""
+        whole = join_ranges(ranges)
+        rest = without(self._free, whole)
+        if sum(map(len, self._free)) - sum(map(len, rest)) != sum(map(len, whole)):
+            return False
+        self._free = rest
+        return True
+
+    def give(self, worker: int, incarnation: int, ranges: Iterable[Lease]) -> None:
+        """The worker holds these positions, which were claimed for it."""
+        holder = self._holder(worker, incarnation)
+        if holder is not None:
+            holder.leases = join_ranges((*holder.leases, *ranges))
+
+    def returned(self, worker: int, incarnation: int, ranges: Iterable[Lease]) -> None:
+        """The worker trains these parts of its leases no more: they are free again."""
+        holder, whole = self._holder(worker, incarnation), join_ranges(ranges)
+        if holder is not None:
+            holder.leases = without(holder.leases, whole)
+            self._take_back(whole)
+
     # ------------------------------------------------------------ turns
 
     def merged(self, ticket: int) -> None:
@@ -183,6 +205,16 @@ class LeaseBook:
     def gives_more(self) -> bool:
         """Whether there are positions for who asks next."""
         return bool(self._free) or self.epoch < self._wanted
+
+    @property
+    def has_free(self) -> bool:
+        """Whether something has come back that nobody has."""
+        return bool(self._free)
+
+    @property
+    def given(self) -> int:
+        """How many positions were given out, through all epochs."""
+        return self.epoch * self.records + self.position
 
     @property
     def unsettled(self) -> int:

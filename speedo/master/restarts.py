@@ -7,24 +7,30 @@ from typing import Final
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
-HEALTHY_S: Final = 60.0  # a worker that was up for so long died of something new
-AT_WORK_S: Final = 15.0  # one that was up for so long had started well: it is started again at once
+HEALTHY_S: Final = 60.0
+AT_WORK_S: Final = 15.0
 
 
 class Restarts:
-    """Counts one worker's deaths in a row; it is restarted up to `most` times."""
+    """Counts one worker's deaths in a row, or the master's; it is restarted up to `most` times.
 
-    def __init__(self, most: int) -> None:
+    One that was up for `healthy_s` seconds died of something new; after `at_work_s` it is started again at once.
+    """
+
+    def __init__(
+        self, most: int, *, healthy_s: float = HEALTHY_S, at_work_s: float = AT_WORK_S
+    ) -> None:
         self._most, self._deaths, self._doublings = most, 0, 0
+        self._healthy_s, self._at_work_s = healthy_s, at_work_s
 
     def pause_after(self, up_s: float) -> float | None:
         """Seconds to wait before a restart, after the worker ran `up_s` seconds; None: do not restart it."""
-        if up_s >= HEALTHY_S:
+        if up_s >= self._healthy_s:
             self._deaths = 0
         self._deaths += 1
         if self._deaths > self._most:
             return None
-        if up_s >= AT_WORK_S:
+        if up_s >= self._at_work_s:
             self._doublings = 0
             return 0.0
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._doublings, 10))

@@ -32,6 +32,8 @@ class Shard:
 
         The source has `records`. In its second pass and later a reader goes to the same place of its first pass.
         """
+        if self.share == "once":
+            return 0
         count = self.reads[1]
         first = self.rank * (records or 0) // self.count if self.share == "offset" else 0
         at = first // self.batch_size + passed
@@ -57,7 +59,7 @@ class Sharding:
         return len(self.batch_sizes)
 
     def shard(self, rank: int) -> Shard:
-        if self.share == "same":
+        if self.share in ("same", "once"):
             return Shard(0, 1, self.batch_sizes[rank], self.share)
         return Shard(rank, self.count, self.batch_sizes[rank], self.share)
 

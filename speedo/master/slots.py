@@ -142,6 +142,22 @@ class Roster:
                 self._requested[host, request] = (worker, place.incarnation)
             return place
 
+    def adopt(self, place: Assignment) -> bool:
+        """Give the place to the worker that has had it from a former master; whether it is free."""
+        with self._lock:
+            if place.worker in self._held:
+                return False
+            self.seen({place.worker: place.incarnation})
+            self._data[place.worker] = self._everywhere
+            self._held[place.worker] = place
+            return True
+
+    def seen(self, incarnations: Mapping[int, int]) -> None:
+        """There were these before; the next of each slot is a later one."""
+        for worker, incarnation in incarnations.items():
+            known = self._incarnations.get(worker, 0)
+            self._incarnations[worker] = max(known, incarnation)
+
     def release(self, worker: int, incarnation: int) -> None:
         """Free the slot, unless it was assigned again."""
         with self._lock:
@@ -240,7 +256,8 @@ class Roster:
         if was is not None and not was.share:  # of a snapshot of Caffe's: a history alone
             skip, history = shard.batches_to_skip(0, holding.records), self._version
         elif was is not None and was == _state(shard, holding, was.batches):
-            skip, history = was.batches, self._version
+            skip = 0 if shard.share == "once" else was.batches
+            history = self._version
         place = Assignment(
             worker,
             incarnation,

@@ -54,6 +54,7 @@ class Plan:
     stretch_s: float = 0.0
     most_stretch_s: float = MOST_STRETCH_S
     own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
+    once: bool = False  # whether no turn may be longer than the work that is left
 
     @property
     def samples(self) -> int:
@@ -367,6 +368,22 @@ class TurnBook:
             may_end_early=self._length.norm > 0,
         )
         self._next_ticket += 1
+        self._samples_in_flight += turn.samples
+        member.turns.append(turn)
+        member.latest = turn.ticket
+        return turn
+
+    def _restored_turn(self, member: Member, result: Trained, begun: int) -> Turn:
+        """A turn that a former master gave this worker, from version `begun`, and whose result is there."""
+        staleness = max(0, self.version - begun)
+        per_step = member.samples_per_step * self._tuning.batches
+        turn = Turn(
+            result.ticket,
+            result.samples,
+            self.received - staleness,
+            self.strategy.rule,
+            per_step=per_step,
+        )
         self._samples_in_flight += turn.samples
         member.turns.append(turn)
         member.latest = turn.ticket

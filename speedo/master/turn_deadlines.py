@@ -125,10 +125,13 @@ class TurnsUnderWay:
             self.deadlines.add(command, now)
 
     def measure(self, worker: int, ticket: int, now: float) -> None:
-        """Record the duration of this turn, which ended now; not if it overtook another: its begin is unknown then."""
-        turn = self.first(worker)
-        if turn.command.ticket == ticket:
-            self.deadlines.measure(turn, now)
+        """Record the duration of this turn, which ended now.
+
+        Not if it overtook another, or a former master has issued it: its begin is unknown then.
+        """
+        turns = self._turns.get(worker)
+        if turns and turns[0].command.ticket == ticket:
+            self.deadlines.measure(turns[0], now)
 
     def hurry(self, workers: Iterable[int], now: float) -> None:
         """The teams of these are broken; their turns of them are not over."""

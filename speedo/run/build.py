@@ -21,13 +21,16 @@ from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
+from speedo.master.journal import Journal
 from speedo.master.leases import Leases
+from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
 from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping, StopRules
 from speedo.master.turn_book import MOST_STRETCH_S, Plan
+from speedo.master.turn_records import TurnRecords
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exchange_way import sums_over_hosts
@@ -35,6 +38,7 @@ from speedo.run.exports import make_exports
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
+from speedo.run.takeover import Takeover
 from speedo.run.trained_model import TrainedModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, Progress
@@ -61,6 +65,7 @@ def build_training(
     leases: Leases | None = None,
     tests: ScriptTests | None = None,
     script_state: Callable[[], bytes] = lambda: b"",
+    taken_over: Takeover | None = None,
 ) -> Training:
     """`open_store` opens another connection, for the checkpoint thread; without it there are no checkpoints.
 
@@ -118,6 +123,10 @@ def build_training(
                 "warning: the checkpoint has no history of the update by gradients: it begins at 0"
             )
         board.resume(resume.counters)
+        if taken_over is not None:
+            parts.roster.seen(taken_over.incarnations)
+            log.make_up(taken_over.merges, time.monotonic())
+            coordinator.started = True
     if resume is not None or settings.epoch:
         why = settings.master_restarts[-1] if settings.master_restarts else ""
         begun = resume.counters if resume is not None else None
@@ -130,6 +139,15 @@ def build_training(
         """That of the update by gradients, where the mode makes one now."""
         return own_history() if coordinator.strategy.rule.payload is Kind.GRADIENT else b""
 
+    records: TurnRecords | LostRecords | None = None if leases is not None else LostRecords()
+    if config.data_share == "once" and parts.records:
+        records = TurnRecords.of_run(
+            parts.records,
+            coordinator.plan.samples,
+            coordinator.samples,
+            resume.records if resume else b"",
+            board.notice,
+        )
     keeper = None
     if open_store is not None:
         keeper = CheckpointWriter(
@@ -147,6 +165,7 @@ def build_training(
             lambda: board.dropped,
             parts.roster.data_of,
             script_state,
+            records.state if isinstance(records, TurnRecords) else bytes,
         )
     best = None
     if config.keep_best:
@@ -160,7 +179,11 @@ def build_training(
         center,
         cluster,
         Observers(
-            *(one for one in (board, log, exports, copies, leases, tests) if one is not None)
+            *(
+                one
+                for one in (board, log, exports, copies, leases, tests, records)
+                if one is not None
+            )
         ),
         time.monotonic,
         Limits(
@@ -179,7 +202,13 @@ def build_training(
         final_test=config.final_test,
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
+        tests_first=taken_over is not None and taken_over.tests,
+        with_records=(lambda action: action) if records is None else records.with_records,
     )
+    folder = settings.near.folder
+    if keeper is not None and folder and isinstance(center, Center):
+        driver.journal = _journal(Path(folder), config, keeper, driver, center, taken_over)
+        center.publishing = driver.journal.publishing
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
@@ -192,9 +221,33 @@ def build_training(
     except OSError as error:  # tried again at the end
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
-    return Training(
+    training = Training(
         parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, model.chance()
     )  # fmt: skip
+    if isinstance(records, TurnRecords):
+        training.take_up = records.take_up
+    return training
+
+
+def _journal(
+    folder: Path,
+    config: RunConfig,
+    keeper: CheckpointWriter,
+    driver: Driver,
+    center: Center,
+    former: Takeover | None,
+) -> Journal:
+    updates = needs_update(config)
+    return Journal(
+        folder,
+        keeper.epoch,
+        lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
+        whole=lambda: not (updates or center.state),
+        tests=lambda: driver.tests,
+        records=keeper.records,
+        merged={} if former is None else former.merged,
+        incarnations={} if former is None else former.incarnations,
+    )
 
 
 def config_for_people(config: RunConfig, solver: Path, seed: int) -> dict[str, Any]:
@@ -234,6 +287,7 @@ def _coordinator(
         stretch_s=config.stretch if settings.compression.payload == "none" else 0.0,
         most_stretch_s=min(MOST_STRETCH_S, (config.max_seconds or math.inf) / PARTS_OF_RUN),
         own_counts=isinstance(spec, ScriptJob),
+        once=config.data_share == "once",
     )
     samples = resume.counters.samples if resume else 0
     progress = resume.counters.progress if resume else None

@@ -9,7 +9,6 @@ from speedo.engines.make import (
     CAFFE_REMEDY,
     TORCH_REMEDY,
     EngineChoice,
-    EngineName,
     chosen_engine,
     is_installed,
     prepare_to_read,
@@ -17,6 +16,7 @@ from speedo.engines.make import (
 from speedo.errors import ConfigError, EngineError
 from speedo.run.config.engine_checks import problems_of_engine
 from speedo.run.config.run_config import RunConfig, make_config
+from speedo.system.bounds import EngineName
 
 
 def decided_engine(config: RunConfig, note: Callable[[str], None]) -> EngineName:

@@ -14,6 +14,7 @@ _SHARES: Final = {
     "own": "; each host reads its own records",
     "offset": "; every worker reads all, each from another place",
     "same": "; every worker reads all, from the first on",
+    "once": "; each record is trained exactly once an epoch",
 }
 
 

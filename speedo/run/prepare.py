@@ -30,7 +30,7 @@ from speedo.engines.solver import (
 )
 from speedo.engines.solver.bundled import bundled_solver
 from speedo.engines.solver.conversion import convert_databases
-from speedo.engines.solver.data_layers import count_records
+from speedo.engines.solver.data_layers import count_records, obstacle_to_placing
 from speedo.engines.solver.division import (
     obstacle_to_parts,
     order_of_records,
@@ -154,6 +154,8 @@ def prepare(
             "data_share is offset, but the training records of this net cannot be counted; use --data-share shard or "
             "same"
         )
+    if config.data_share == "once":
+        _check_each_once(spec, records)
     if resumed is not None:
         check_there_is_more(resumed, spec, config.max_seconds)
     if isinstance(resumed, Resumed):
@@ -433,6 +435,17 @@ def _with_whole_batch(
     return config
 
 
+def _check_each_once(spec: SolverSpec, records: int | None) -> None:
+    problem = obstacle_to_placing(spec)
+    if not problem and not records:
+        problem = "the training records of this net cannot be counted"
+    if problem:
+        raise ConfigError(
+            f"data_share is once, but {problem}; use --data-share shard, which reads each record once an epoch while "
+            "the same workers train"
+        )
+
+
 def _with_offset(
     prepared: Prepared, config: RunConfig, reason: str, note: Callable[[str], None]
 ) -> RunConfig:
@@ -441,7 +454,7 @@ def _with_offset(
         return config
     if "data_share" in config.model_fields_set:
         note(
-            f"warning: --data-share {config.data_share} gives each worker every so many-th record: {reason}"
+            f"warning: --data-share {config.data_share} does not leave the records of a worker in their order: {reason}"
         )
         return config
     if prepared.records is None:

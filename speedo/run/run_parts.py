@@ -26,6 +26,7 @@ class RunParts:
     fence: Fence
     roster: Roster
     board: StatusBoard
+    records: int | None = None  # for training
 
     def status(self) -> Status:
         """The present state; from any thread."""
@@ -67,4 +68,4 @@ def run_parts(
     board = StatusBoard(config.mode, max_iter, spec.batch, None if share == "own" else records)
     board.master_restarts = settings.master_restarts
     fence = Fence(run_dir, settings.epoch, time.monotonic)
-    return RunParts(settings, run_dir, store, fence, roster, board)
+    return RunParts(settings, run_dir, store, fence, roster, board, records)

@@ -74,6 +74,10 @@ class RunSettings:
         """The settings with what is known once the servers of the run are started."""
         return replace(self, redis_url=redis_url, redis_ca=redis_ca, near=near, epoch=epoch)
 
+    def for_successor(self, epoch: int, why: str) -> RunSettings:
+        """The same for the master of this epoch, which follows the present one for this reason."""
+        return replace(self, epoch=epoch, master_restarts=(*self.master_restarts, why))
+
     @property
     def solver(self) -> SolverSpec:
         """The solver of a run that is not of a script."""

@@ -29,6 +29,7 @@ from speedo.run.config.run_config import RunConfig
 from speedo.run.remote_inputs import located_weights
 from speedo.run.settings import RunSettings
 from speedo.run.snapshot_files import SnapshotFiles
+from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import MODEL, SCRIPT_MODEL
 from speedo.sgd_modes.registry import Update
@@ -114,7 +115,7 @@ class CaffeModel(TrainedModel):
         self,
         config: RunConfig,
         settings: RunSettings,
-        resume: Checkpoint | CaffeSnapshot | None = None,
+        resume: Checkpoint | CaffeSnapshot | Takeover | None = None,
         scratch: Path | None = None,
     ) -> None:
         """`scratch` is the folder for the engine's small files; without it the temporary folder.
@@ -131,7 +132,7 @@ class CaffeModel(TrainedModel):
             python_layers=spec.python_layers,
             scratch=scratch,
         )
-        if isinstance(resume, CaffeSnapshot):
+        if isinstance(resume, CaffeSnapshot | Takeover):
             resume = resume.as_checkpoint(engine, settings, config.mode)
         self.layout, self.resume = engine.layout, resume
         self.update, self._tuning = self._update, NO_TUNING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,7 @@ from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.driver import Driver, Outcome
-from speedo.messages import Event
+from speedo.messages import Event, Trained
 from speedo.run.best_model import BestFile
 from speedo.run.outputs import hand_over
 from speedo.run.result import RunResult, accuracy_of
@@ -52,6 +52,8 @@ class Training:
     exports: Background | None = None
     best: BestFile | None = None
     chance: float | None = None  # the loss of guessing
+    # Whether the result of a former master's turn may count, as far as its records are concerned.
+    take_up: Callable[[Trained], bool] = lambda handed: True
     _thread: int | None = None  # that of the driver, while it runs
 
     @property

@@ -119,6 +119,7 @@ class Checkpoint:
 
     `rule_state` is what the merge rule keeps beside the center (`speedo.sgd_modes.rules.state`).
     `script` is what the run of a script has besides (`speedo.run.script_resume`); empty for one of a solver.
+    `records` says which are trained (`speedo.master.turn_records`), where the master gives them out.
     """
 
     counters: Counters
@@ -128,6 +129,7 @@ class Checkpoint:
     histories: Mapping[int, bytes] = field(default_factory=dict)
     rule_state: bytes = b""
     script: bytes = b""
+    records: bytes = b""
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -143,6 +145,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             for slot, state in sorted(checkpoint.histories.items())
         ),
         *([("script", memoryview(checkpoint.script))] if checkpoint.script else ()),
+        *([("records", memoryview(checkpoint.records))] if checkpoint.records else ()),
     ]
     header = json.dumps(
         {
@@ -252,6 +255,7 @@ def _assembled(path: Path, values: _Header, parts: dict[str, bytes]) -> Checkpoi
         {slot: parts[f"worker-{slot}"] for slot in values.workers if f"worker-{slot}" in parts},
         parts.get("rule", b""),
         parts.get("script", b""),
+        parts.get("records", b""),
     )
 
 

@@ -44,6 +44,8 @@ from speedo.system.line_file import LineFile
 MOST_RESULTS: Final = (
     20_000  # of results whose fate is not known yet; late ones leave theirs behind
 )
+MERGED: Final = b'"decision":"merged"'
+LOOKED_AT: Final = 10_000  # of a former master's last lines, for the last version
 # The name of a line, and which fields of an event or action it has; a problem that there is not is null.
 LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     Joined: ("joined", ("worker", "incarnation")),
@@ -59,7 +61,7 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     SetAside: ("set-aside", ("worker", "reason")),
     TeamGivenUp: ("team-given-up", ("workers", "reason")),
     KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
-    Finish: ("finish", ("complete", "reason")),
+    Finish: ("finish", ("complete", "reason", "trained_again", "left_out")),
 }
 
 
@@ -85,9 +87,10 @@ class MetricsLog:
         self._start = start
         self._tell, self._told = tell, ""
         self._last = 0.0  # the time of the last line
+        self._before = 0  # the last version of the former master's lines
         file = None
         if resumed:
-            file, self._last = _continued(folder / METRICS)
+            file, self._last, self._before = _continued(folder / METRICS)
             self._start -= self._last
         self._file = LineFile(folder / METRICS, descriptor=file, lost=self._lost)
         self._file.flush()  # from now on the file is there
@@ -109,6 +112,12 @@ class MetricsLog:
         self._merged = (values["version"], values["iteration"])
         why = {"cause": cause} if cause else {}
         self._write(now, "resumed", {"epoch": epoch, **values, **why})
+
+    def make_up(self, merges: Sequence[Merge], now: float) -> None:
+        """Write the lines of those merges of a former master that its death has kept from the log."""
+        for merge in merges:
+            if merge.version > self._before:
+                self._merge(merge, now)
 
     def disown(self) -> None:
         """Write nothing more: the file is another master's."""
@@ -220,8 +229,8 @@ def _where(at: RunsAt) -> dict[str, Any]:
     return {name: value for name, value in asdict(at).items() if name != "device" or value}
 
 
-def _continued(path: Path) -> tuple[int, float]:
-    """The log so far in a new file under the same name, without a torn last line; its last time in seconds."""
+def _continued(path: Path) -> tuple[int, float, int]:
+    """The log so far in a new file under the same name, without a torn last line; its last time and version."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -239,14 +248,18 @@ def _continued(path: Path) -> tuple[int, float]:
         with suppress(OSError):
             temporary.unlink()
         raise
-    return descriptor, _last_time(lines)
+    return (
+        descriptor,
+        _last(lines, "time"),
+        int(_last([one for one in lines[-LOOKED_AT:] if MERGED in one], "version")),
+    )
 
 
-def _last_time(lines: Sequence[bytes]) -> float:
-    """Of the last line that tells one; 0 if none does."""
+def _last(lines: Sequence[bytes], name: str) -> float:
+    """The number of this name in the last line that has one; 0 if none does."""
     for line in reversed(lines):
         try:
-            return number_of(values_of(line), "time")
+            return number_of(values_of(line), name)
         except (ValueError, AttributeError, RecursionError):
             continue  # no line of ours
     return 0.0

@@ -20,10 +20,11 @@ LARGEST_COUNT: Final = (
 )
 LARGEST_SECONDS: Final = 1_000_000.0  # twelve days; poll and select take no more than 2^31 ms
 
-DataShare = Literal["shard", "own", "offset", "same"]
+EngineName = Literal["caffe", "torch"]
+DataShare = Literal["shard", "own", "offset", "same", "once"]
 """`shard`: worker k of n reads every n-th record, from the k-th on. `own`: the same, but of the records on its host,
 among the workers of that host. `offset`: every worker reads all records, worker k of n from k/n of them on. `same`:
-every worker reads all records, from the first on."""
+every worker reads all records, from the first on. `once`: the master says which records each turn reads."""
 
 Overlap = Literal["far", "all", "none"]
 """Which workers fetch and publish in the background: those on other machines, all, none."""

@@ -26,7 +26,7 @@ from speedo.messages import Kind, Records, Train, Trained
 from speedo.sgd_modes.rules import add_scaled
 from speedo.system.failpoints import reached
 from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.turn import Participant, Worker
+from speedo.worker.turn import Participant, Worker, trained_of
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -200,6 +200,7 @@ class OverlappingWorker(OverlappingParticipant, Worker):
             self._load(command, fetched)
             loaded = self.clock()
             reached("worker-fetched")
+            self.place(command)
             loss = self._train(command, buffer.vector)
         except BaseException:
             self._buffers.give_back(buffer)
@@ -207,7 +208,10 @@ class OverlappingWorker(OverlappingParticipant, Worker):
         samples = command.steps * self.engine.samples_per_step
         self.samples += samples
         timings = {"fetch": fetched.seconds + loaded - began, "compute": self.clock() - loaded}
-        done = Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
+        done = Trained(
+            *(self.worker, self.incarnation, command.ticket, loss, samples, timings),
+            records=trained_of(command, samples),
+        )
         return self._publish_later(done, command, buffer)
 
     def _train(self, command: Train, memory: Vector) -> float:

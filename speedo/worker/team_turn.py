@@ -35,7 +35,7 @@ from speedo.worker.team_gradients import (
     say_state,
 )
 from speedo.worker.team_memory import TeamMemory, stretch_of
-from speedo.worker.turn import Worker
+from speedo.worker.turn import Worker, trained_of
 
 
 class TeamMember:
@@ -111,6 +111,7 @@ def team_rounds(
         yield from agree_on_state(seat)
     fetched = clock()
     reached("worker-fetched")
+    worker.place(command)
     losses = []
     meeting = Stopwatch(clock)
     for number in range(team.rounds):
@@ -133,15 +134,17 @@ def team_rounds(
         "team": meeting.seconds,
         "publish": clock() - summed,
     }
+    samples = team.rounds * command.steps * engine.samples_per_step
     return Trained(
         worker.worker,
         worker.incarnation,
         command.ticket,
         sum(losses) / len(losses),
-        team.rounds * command.steps * engine.samples_per_step,
+        samples,
         timings,
         tuple(losses) if team.rounds > 1 else (),
         has_payload=worker.worker == team.leader,
+        records=trained_of(command, samples),
     )
 
 

@@ -14,13 +14,20 @@ import numpy as np
 from speedo.engines.base import Engine
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.host_centers import HostCenters
+from speedo.exchange.lease import Lease, divided
 from speedo.exchange.served_vectors import PATIENCE_S, Exchange, Sender, Stores
 from speedo.exchange.vector import Blob, Vector
-from speedo.messages import NO_TUNING, Kind, Train, Trained, Tuning
+from speedo.messages import NO_TUNING, Kind, Records, Train, Trained, Tuning
 from speedo.sgd_modes.rules import pull_towards
 from speedo.storage.base import Store
 from speedo.system.failpoints import reached
 from speedo.worker.weights import Weights, subtract_center
+
+
+def trained_of(command: Train, samples: int) -> Records:
+    """The records of a turn that trained so many of them, the first."""
+    trained, _ = divided([Lease(*three) for three in command.records], samples)
+    return tuple((one.epoch, one.start, one.stop) for one in trained)
 
 
 @dataclass
@@ -203,6 +210,7 @@ class Worker(Participant):
         reached("worker-fetched")
         payload = self._memory_for(command)
         self._done = command.steps
+        self.place(command)
         loss = self._compute(command, payload)
         computed = self.clock()
         samples = self._done * command.tuning.batches * self.engine.samples_per_step
@@ -214,7 +222,16 @@ class Worker(Participant):
             "compute": computed - fetched,
             "publish": self.clock() - computed,
         }
-        return Trained(self.worker, self.incarnation, command.ticket, loss, samples, timings)
+        return Trained(
+            *(self.worker, self.incarnation, command.ticket, loss, samples, timings),
+            records=trained_of(command, samples),
+        )
+
+    def place(self, command: Train) -> None:
+        """Have the engine read the records of this turn next, if it is told which."""
+        if command.records:
+            ranges = [(start, stop) for _, start, stop in command.records]
+            self.engine.place(ranges, command.ahead)
 
     def needs_center(self, command: Train) -> bool:
         """Of a single step the engine gives the update itself."""

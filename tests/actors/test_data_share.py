@@ -6,12 +6,24 @@ Eight records, whose labels are their numbers; two at a time.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Commands
-from tests.support.labelled import WAIT_S, cycles, read, wait_for_sets, wait_to_read, write_problem
+from speedo.run_dir.events import LogFollower, ResultMerged
+from tests.support.commands import Commands, wait_until
+from tests.support.labelled import (
+    BATCH,
+    RECORDS,
+    WAIT_S,
+    cycles,
+    read,
+    wait_for_sets,
+    wait_to_read,
+    write_problem,
+)
+from tests.support.record_counts import RecordCounts
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 EVERYTHING = (0, 1, 2, 3, 4, 5, 6, 7)
@@ -59,6 +71,46 @@ def test_workers_of_one_host_read_what_their_share_says(
     resumed.terminate()
     _, errors = resumed.communicate(timeout=WAIT_S)
     assert resumed.returncode == 143, errors
+
+
+@pytest.mark.parametrize(
+    "mode", ["async", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("sync", "weed-out", "easgd"))]
+)  # fmt: skip
+def test_each_record_is_trained_once_an_epoch_whoever_dies_or_comes(
+    mode: str, speedo: Commands, tmp_path: Path
+) -> None:
+    """By the log of the run; and the workers have read what they say."""
+    solver, iterations = write_problem(tmp_path / "problem", seconds=0.02), 240
+    options = ("--whole-batch", "--data-share", "once", "--reshard-after", "1", "--run-dir", "run")
+    process = speedo.start(
+        "train", "--mode", mode, *options, "--max-iter", str(iterations), str(solver)
+    )
+    run, counts = speedo.folder / "run", RecordCounts()
+    log = LogFollower(run)
+
+    def merged(samples: int) -> bool:
+        for one in log.new():
+            if isinstance(one, ResultMerged):
+                counts.add(one.records)
+        return counts.trained.total() >= samples
+
+    wait_until(lambda: merged(40), WAIT_S)
+    speedo.workers()[0].kill()
+    wait_until(lambda: merged(120), WAIT_S)
+    scaled = speedo.start("scale", "3")
+    _, errors = scaled.communicate(timeout=WAIT_S)
+    assert scaled.returncode == 0, errors
+    wait_until(lambda: merged(200), WAIT_S)
+    speedo.workers()[1].kill()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    merged(0)
+    whole = iterations * BATCH
+    assert counts.twice() == counts.never(RECORDS, whole) == 0
+    assert "in no result that was merged" not in errors
+    seen = Counter(label for net in read(solver) for label in net)
+    trained = Counter(number for _, number in counts.trained)
+    assert all(seen[number] >= trained[number] for number in range(RECORDS))
 
 
 def test_workers_whose_turns_overlap_take_new_shards_without_losing_the_store(

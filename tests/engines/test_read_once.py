@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from speedo.engines.make import EngineChoice, EngineName, make_engine
+from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.solver import read_solver, solver_for_worker
+from speedo.system.bounds import EngineName
 from tests.support.nets import write_lmdb, write_solver
 
 pytestmark = pytest.mark.caffe

@@ -101,6 +101,7 @@ def _merged_once(epochs: list[Epoch]) -> list[str]:
     seen: set[int] = set()
     for epoch in epochs:
         present: set[tuple[int, int]] = set()
+        brought: set[int] = set()
         first = epoch.number * TICKETS_OF_AN_EPOCH
         for line in epoch.lines:
             if line["event"] == "joined":
@@ -112,7 +113,9 @@ def _merged_once(epochs: list[Epoch]) -> list[str]:
             seen.add(line["ticket"])
             if (line["worker"], line["incarnation"]) not in present:
                 found.append(f"I1: ticket {line['ticket']} is merged, and its worker never joined")
-            if not first < line["ticket"] <= first + TICKETS_OF_AN_EPOCH:
+            if line["ticket"] <= first and line["worker"] not in brought:
+                brought.add(line["worker"])  # one turn that a former master gave out
+            elif not first < line["ticket"] <= first + TICKETS_OF_AN_EPOCH:
                 found.append(f"I1: ticket {line['ticket']} is not of epoch {epoch.number}")
     return found
 

@@ -20,6 +20,7 @@ MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four ch
 RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
+TAKEN_OVER_S = 10.0  # 5 on a machine that does nothing else
 BY_HAND = ("--master-restarts", "0")
 
 
@@ -132,6 +133,82 @@ def test_workers_join_a_resumed_master_by_themselves(
     assert "is gone" in errors
     assert errors.count("joined the master") == 2
     check_loss(lines, finding)
+
+
+def check_taken_over(run: Run, times: int, finding: Finding) -> None:
+    """So many masters have followed each other; the workers have stayed, and what was published is not undone."""
+    processes = {line["worker"]: line["process"] for line in run.lines("joined")}
+    lines = run.stop_and_check()
+    epochs = epochs_of(lines)
+    assert [epoch.number for epoch in epochs] == list(range(times + 1))
+    assert {
+        (line["worker"], line["process"]) for line in lines if line["event"] == "joined"
+    } == set(processes.items())
+    for before, after in itertools.pairwise(epochs):
+        assert after.version >= max(line["version"] for line in before.results("merged"))
+    finding.note = "no version undone, no worker's process ended"
+
+
+@row(
+    3,
+    "master killed at every point, another one takes over each time",
+    usual="async",
+    torch=WITH_TORCH,
+)
+def test_another_master_takes_over_at_every_point(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    points = [f"{point}@{3 if point == POINTS[3] else 50}" for point in POINTS]
+    environment = {
+        "SPEEDO_FAILPOINT": " ".join(points),
+        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "done"),
+    }
+    run = Run(speedo, problem, mode, *OFTEN, environment=environment)
+    run.wait_for(lambda: len(run.lines("resumed")) == len(POINTS), RESUMED_S)
+    run.goes_on(30)
+    check_taken_over(run, len(POINTS), finding)
+
+
+@row(
+    3,
+    "the master's process of a cluster killed: another one takes over, and its hosts follow",
+    usual="sync",
+)
+def test_hosts_follow_another_master(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    port = str(free_port())
+    run = Run(speedo, problem, mode, *OFTEN, "--port", port, "--workers", "2", command="master")
+    host = speedo.start("worker", "--master", f"127.0.0.1:{port}", "--workers", "2")
+    for times in (1, 2):
+        run.goes_on(50)
+        since = time.monotonic()
+        run.the("ray::MasterActor").kill()
+        run.wait_for(lambda times=times: len(run.lines("resumed")) == times, RESUMED_S)
+        run.wait_for(lambda: run.merged_after(run.lines("resumed")[-1]), TAKEN_OVER_S)
+        finding.recovered(time.monotonic() - since)
+    run.goes_on(30)
+    check_taken_over(run, 2, finding)
+    _, errors = host.communicate(timeout=HANG_S)
+    assert host.returncode == 0, errors
+    assert errors.count("joined the master") == 1
+
+
+@row(3, "the master hangs (SIGSTOP): it is ended, and another one takes over")
+def test_a_master_that_hangs_is_replaced(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    run = Run(speedo, problem, mode, *OFTEN)
+    run.has_begun(50)
+    since = time.monotonic()
+    master = run.the("ray::MasterActor")
+    stand_still(master)
+    run.wait_for(lambda: run.lines("resumed"), RESUMED_S)
+    run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]), RESUMED_S)
+    finding.recovered(time.monotonic() - since)
+    assert not master.is_running()
+    run.goes_on(30)
+    check_taken_over(run, 1, finding)
 
 
 def stopped(processes: list[psutil.Process]) -> None:

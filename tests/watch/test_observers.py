@@ -265,7 +265,7 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
     log.did(SetAside(0, 1, "bad results"), 104.0)
     log.saw(Left(1, 2, "killed"), 105.0)
     log.did(TeamGivenUp((0, 2), "they cannot meet"), 105.5)
-    log.did(Finish(False, "no workers"), 106.0)
+    log.did(Finish(False, "no workers", 2, 1), 106.0)
     assert lines(tmp_path) == [
         {"time": 0.0, "event": "joined", "worker": 0, "incarnation": 1},
         {"time": 2.0, "event": "test", "version": 4, "iteration": 9,
@@ -274,7 +274,8 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
         {"time": 4.0, "event": "set-aside", "worker": 0, "reason": "bad results"},
         {"time": 5.0, "event": "left", "worker": 1, "incarnation": 2, "cause": "killed"},
         {"time": 5.5, "event": "team-given-up", "workers": [0, 2], "reason": "they cannot meet"},
-        {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers"},
+        {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers", "trained_again": 2,
+         "left_out": 1},
     ]  # fmt: skip
 
 

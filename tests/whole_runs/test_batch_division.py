@@ -19,7 +19,7 @@ import pytest
 
 from speedo.engines.batch_division import try_division
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.make import EngineName, make_engine
+from speedo.engines.make import make_engine
 from speedo.engines.parameters import Parameters
 from speedo.engines.solver import Draws, SolverOverrides, read_solver, solver_for_worker
 from speedo.engines.solver.data_layers import count_records
@@ -28,6 +28,7 @@ from speedo.exchange.vector import Vector
 from speedo.run.config.run_config import make_config
 from speedo.run.prepare import Prepared, check_nets, run_settings, with_division
 from speedo.storage.memory_store import MemoryStore
+from speedo.system.bounds import EngineName
 from tests.support.nets import relative_difference, write_solver
 from tests.support.random_nets_in_parts import random_net
 from tests.whole_runs.local import train_as

@@ -58,6 +58,10 @@ def weights(model: Path, solver: Path) -> Vector:
     return vector
 
 
+# Where the master is killed: before a merge, after it, and once it is published.
+POINTS = ("master-merging", "master-merged", "master-published")
+
+
 def events(run: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -87,12 +91,26 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
         _, _, whole = train_here(solver, store, tmp_path / "whole", workers=1)
     with commands(tmp_path) as speedo:
         killed_in_the_second = {"SPEEDO_FAILPOINT": "master-checkpointing@4"}  # two parts in each
-        process = speedo.start(*options, "--run-dir", "killed", environment=killed_in_the_second)
+        once = ("--master-restarts", "0")
+        process = speedo.start(
+            *options, *once, "--run-dir", "killed", environment=killed_in_the_second
+        )
         assert process.wait(120) == 1
         kept = read_checkpoint(checkpoints_in(tmp_path / "killed" / "checkpoints")[0]).counters
         process = speedo.start("train", "--resume", "killed")
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
+        killed = {
+            "SPEEDO_FAILPOINT": " ".join(f"{point}@300" for point in POINTS),
+            "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
+        }
+        process = speedo.start(*options, "--run-dir", "taken-over", environment=killed)
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 0, told
+    taken_over = weights(tmp_path / "taken-over" / "model.caffemodel", solver)
+    np.testing.assert_array_equal(whole, taken_over)
+    masters = [one["epoch"] for one in events(tmp_path / "taken-over") if one["event"] == "resumed"]
+    assert masters == [1, 2, 3]
     assert 0 < kept.iteration < 2000
     assert f"resumed at iteration {kept.iteration} (version {kept.version})" in errors
     assert "solver history of 1 of 1 workers" in errors

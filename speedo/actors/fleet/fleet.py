@@ -26,6 +26,7 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
 from speedo.run.config.resources import parse_resources
 from speedo.run.prepare import Prepared
+from speedo.run.settings import RunSettings
 from speedo.version import VERSION
 
 LOOK_S: Final = 0.25
@@ -123,6 +124,16 @@ class Fleet:
         if not self._hosts:
             master.want.remote(self._wanted)
         self._watcher.start()
+
+    def follow(self, master: Any, settings: RunSettings) -> None:
+        """The run has another master: the workers of all nodes join it."""
+        with self._lock:
+            self._master = master
+            if not self._hosts:
+                master.want.remote(self._wanted)
+            for keeper in self._keepers.values():
+                if keeper.seats is not None:
+                    keeper.handle.follow.remote(master)
 
     def scale(self, workers: int) -> str:
         """Have this many workers from now on; returns a sentence for people."""

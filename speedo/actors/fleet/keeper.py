@@ -76,6 +76,7 @@ class NodeKeeper:
         self._host: WorkerHost | None = None
         self._serving: ServerHost | None = None
         self._master: Any = None
+        self._host_memory = ""
         self._far_logs: Path | None = None
         self._stack = ExitStack()
         self._leaving = threading.Lock()
@@ -136,21 +137,15 @@ class NodeKeeper:
         """
         self._master = master
         with self._told():
-            settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
+            settings = self._settings_of(master)
             offer = None if self._link is None else self._link.offer
-            if offer is not None:
-                cores, ports = offer.core_options(settings.cores), ring_ports(offer.block)
-                settings = replace(settings, cores=cores, ring_ports=ports)
-                if isinstance(settings.spec, ScriptJob):
-                    settings = replace(settings, spec=offer.work(settings.spec))
-                else:
-                    settings = replace(settings, engine=offer.engine(settings.engine))
-                if not offer.count and not settings.serves:
-                    raise ClusterError(
-                        f"the master at {offer.address} has its center by itself: start it with --servers, or "
-                        "`speedo worker` here"
-                    )
+            if offer is not None and not offer.count and not settings.serves:
+                raise ClusterError(
+                    f"the master at {offer.address} has its center by itself: start it with --servers, or "
+                    "`speedo worker` here"
+                )
             settings = self._stack.enter_context(with_host_memory(settings))
+            self._host_memory = settings.host_memory
             scratch = self._stack.enter_context(scratch_folder())
             logs = self._logs(settings, scratch)
             if isinstance(settings.spec, ScriptJob):
@@ -182,6 +177,26 @@ class NodeKeeper:
             if self._link is not None:
                 self._joined(self._link)
 
+    def _settings_of(self, master: Any) -> RunSettings:
+        """Those of the run, with what this host offers."""
+        settings: RunSettings = ray.get(master.settings.remote(self._name), timeout=ANSWER_S)
+        if self._link is None:
+            return settings
+        offer = self._link.offer
+        cores, ports = offer.core_options(settings.cores), ring_ports(offer.block)
+        settings = replace(settings, cores=cores, ring_ports=ports)
+        if isinstance(settings.spec, ScriptJob):
+            return replace(settings, spec=offer.work(settings.spec))
+        return replace(settings, engine=offer.engine(settings.engine))
+
+    def follow(self, master: Any) -> None:
+        """The run has another master, which the workers of this node join."""
+        with self._told():
+            self._master = master
+            settings = replace(self._settings_of(master), host_memory=self._host_memory)
+            if self._host is not None:
+                self._host.follow(master, settings)
+
     def _joined(self, link: HostLink) -> None:
         """From now on the command of this host hears how the run goes."""
         count = link.offer.count
@@ -192,12 +207,13 @@ class NodeKeeper:
 
     def _attend(self, link: HostLink) -> None:
         """Tell the command of this host how the run goes, and leave when either ends."""
-        master = self._master
         while not self._left:
             try:
+                master = self._master
                 status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
             except RayError:
-                return  # the master is gone: the command sees it, too
+                time.sleep(STATUS_S)
+                continue  # the master is gone: another one comes, or the command sees it, too
             link.tell(status)
             last_died = None if self._host is None else self._host.last_died
             waits = self._scripts_end is not None and not self._scripts_end.is_set()

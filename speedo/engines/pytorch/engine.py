@@ -203,6 +203,11 @@ class PytorchEngine:
         with self._open():
             self._net.skip(batches)
 
+    def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
+        """See `Engine.place`."""
+        with self._open():
+            self._net.read_next(ranges)
+
     def products(self) -> tuple[Product, ...]:
         """See `Engine.products`."""
         return products(self._net, self._fields.iter_size * self._batches)

@@ -128,5 +128,8 @@ class SourceLayer(Layer):
     def skip(self, batches: int) -> None:
         """Pass over this many batches, drawing the random numbers that reading them would draw."""
 
+    def read_next(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read the records of these ranges next, and then those that follow; no effect where none are read."""
+
     def close(self) -> None:
         """End its threads; may be called twice."""

@@ -175,6 +175,11 @@ class Net:
         for source in self.sources:
             source.skip(batches)
 
+    def read_next(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Let the data layers read the records of these ranges next."""
+        for source in self.sources:
+            source.read_next(ranges)
+
     def next_batch(self) -> dict[str, Tensor]:
         """The tops of the data layers for the next batch, by their names."""
         found: dict[str, Tensor] = {}

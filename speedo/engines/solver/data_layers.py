@@ -25,6 +25,8 @@ SOURCES: Final = {
     "ImageData": "image_data_param",
     "WindowData": "window_data_param",
 }
+# Those whose records have numbers, so that they can be read from any of them on.
+PLACEABLE: Final = ("Data", "HDF5Data", "ImageData")
 # They wait for records from a program that SpeeDO does not have.
 FED_FROM_OUTSIDE: Final = ("MemoryData", "Input")
 # A Python layer's batch can be known and set only where its param_str names it.
@@ -95,6 +97,23 @@ def undivided(spec: SolverSpec) -> tuple[str, ...]:
         for layer in data_layers(parameter.train_net_param)
         if layer.type in ("WindowData", "Python")
     )
+
+
+def obstacle_to_placing(spec: SolverSpec) -> str:
+    """The first layer of the train net whose records cannot be read by their numbers, as a clause; empty if none is."""
+    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    net = parameter.train_net_param
+    for layer in data_layers(net):
+        name = f"layer {layer.name!r} ({layer.type})"
+        if layer.type == "DummyData":
+            continue
+        if layer.type not in PLACEABLE:
+            return f"{name} has no records with numbers"
+        if batch_of(layer) != net_batch(net):
+            return f"{name} has another batch_size than the layer before it"
+        if layer.type != "Data" and getattr(layer, SOURCES[layer.type]).shuffle:
+            return f"{name} shuffles its records"
+    return ""
 
 
 def source_of(layer: Any) -> str:

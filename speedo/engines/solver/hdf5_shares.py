@@ -65,6 +65,47 @@ def write_shares(
     return shares
 
 
+def rows_in(files: Sequence[str], datasets: Sequence[str], owner: str) -> list[tuple[str, int]]:
+    """Each file with the number of its rows. Raises `SolverError`, which begins with `owner`."""
+    import h5py
+
+    found = []
+    for file in files:
+        try:
+            with h5py.File(file, "r", locking=False) as opened:
+                found.append((file, min(len(opened[name]) for name in datasets)))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise SolverError(
+                f"{owner} reads {file}, whose rows cannot be counted ({error})"
+            ) from error
+    return found
+
+
+def write_rows(
+    parts: Sequence[tuple[str, int, int]], datasets: Sequence[str], made: Path, owner: str
+) -> None:
+    """A virtual file of these rows of files, from the first to before the second number of each part."""
+    import h5py
+
+    try:
+        with h5py.File(made, "w") as written:
+            for name in datasets:
+                with h5py.File(parts[0][0], "r", locking=False) as opened:
+                    row, kind = opened[name].shape[1:], opened[name].dtype
+                rows = sum(end - first for _, first, end in parts)
+                layout, at = h5py.VirtualLayout((rows, *row), kind), 0
+                for file, first, end in parts:
+                    with h5py.File(file, "r", locking=False) as opened:
+                        shape = opened[name].shape
+                    # HDF5 replaces %b in the names of sources.
+                    source = h5py.VirtualSource(file.replace("%", "%%"), name, shape)
+                    layout[at : at + end - first] = source[first:end]
+                    at += end - first
+                written.create_virtual_dataset(name, layout)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise SolverError(f"{owner} reads rows that cannot be put together ({error})") from error
+
+
 def _stretches(rows: int, rank: int, count: int) -> Iterator[range]:
     """The rows of share `rank`: some stretches, spread over the file, and of what is left every `count`-th row."""
     length = rows // (count * _STRETCHES)

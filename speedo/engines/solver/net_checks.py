@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from speedo.engines.layer_types import layer_types, line_of_layer, refusals
-from speedo.engines.make import EngineName
 from speedo.engines.solver.data_layers import (
     FED_FROM_OUTSIDE,
     SOURCES,
@@ -23,7 +22,7 @@ from speedo.engines.solver.forks import about_layer
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.proto import did_you_mean
 from speedo.engines.solver.source_checks import file_problem, source_problems, transform_problems
-from speedo.system.bounds import LARGEST_INT32
+from speedo.system.bounds import LARGEST_INT32, EngineName
 
 _TRAIN: Final = "train net"
 _TEST: Final = "test net"

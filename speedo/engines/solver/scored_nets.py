@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.engines.make import EngineName
 from speedo.engines.solver.data_layers import data_layers, source_of
 from speedo.engines.solver.dialect import caffes_text
 from speedo.engines.solver.net_checks import problems_of_tests
@@ -20,6 +19,7 @@ from speedo.engines.solver.spec import SolverOverrides, SolverSpec
 from speedo.engines.solver.state import filter_net
 from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
+from speedo.system.bounds import EngineName
 
 USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test`
 

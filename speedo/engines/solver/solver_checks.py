@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.caffe_import import is_cpu_only
-from speedo.engines.make import EngineName
 from speedo.engines.solver.lr_policies import REQUIRED, LrPolicy
 from speedo.engines.solver.proto import did_you_mean
-from speedo.system.bounds import LARGEST_SEED
+from speedo.system.bounds import LARGEST_SEED, EngineName
 
 # In the order of the old enum `solver_type` (Caffe: util/upgrade_proto.cpp, UpgradeSolverType).
 SOLVER_TYPES: Final = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")

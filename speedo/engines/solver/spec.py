@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from speedo.engines.make import EngineName
 from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.proto import caffe_proto, parse_text, set_field, to_text
+from speedo.system.bounds import EngineName
 
 
 @dataclass(frozen=True, slots=True)

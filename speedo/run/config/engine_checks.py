@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from speedo.engines.make import EngineName, Precision
+from speedo.engines.make import Precision
 from speedo.errors import ConfigError
+from speedo.system.bounds import EngineName
 
 
 class Computes(Protocol):

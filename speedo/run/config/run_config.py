@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ValidationError
 
-from speedo.engines.make import EngineName, Precision
+from speedo.engines.make import Precision
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import CODECS, in_words, parse_compression
 from speedo.run.config.engine_checks import problems_of_engine, with_device, without_engine
@@ -55,6 +55,7 @@ from speedo.system.bounds import (
     LARGEST_INT32,
     LARGEST_SEED,
     DataShare,
+    EngineName,
     Float32,
     Interval,
     Option,
@@ -221,7 +222,8 @@ class RunConfig(_Run):
     data_share: Annotated[DataShare, Option(
         "How workers share the records. shard: worker k of n reads every n-th record; own: the workers of each host "
         "share the records of that host; offset: every worker reads all records, worker k of n begins at k/n of them; "
-        "same: every worker reads all records in the same order.",
+        "same: every worker reads all records in the same order; once: the master gives out the records, so that each "
+        "is trained exactly once an epoch, also if workers join, leave or die, or results are discarded.",
         source="each record is read once an epoch, as by one Caffe", group=DATA)] = "shard"
     redis: Annotated[str | None, Option(
         "URL of your own Redis; its password may be in SPEEDO_REDIS_PASSWORD.", usual="one is started", group=TRAVEL,

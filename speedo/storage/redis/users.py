@@ -112,8 +112,9 @@ class Access:
     """Manages the users of the store at `url`, the master's URL, for the keys of `keyspace`.
 
     `keyspace` is a run, or a run and its epoch (`ab12cd34:1`). `saved` says that the server keeps its users in a file,
-    as a private one does. Threads may share it. Calls that add users are repeated for `patience_s` seconds while the
-    server is away; `on_trouble` is called then. They raise `StoreError`. URLs hold passwords.
+    as a private one does. With `keeps_former` the users of former epochs stay until the end. Threads may share it.
+    Calls that add users are repeated for `patience_s` seconds while the server is away; `on_trouble` is called then.
+    They raise `StoreError`. URLs hold passwords.
     """
 
     def __init__(
@@ -123,11 +124,13 @@ class Access:
         *,
         ca_pem: str = "",
         saved: bool = False,
+        keeps_former: bool = False,
         patience_s: float = 30.0,
         on_trouble: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         run, _, epoch = keyspace.partition(":")
         self._url, self._keyspace, self._saved = url, keyspace, saved
+        self._keeps_former = keeps_former
         self._run = f"speedo-{re.sub(r'[^A-Za-z0-9_]', '_', run)}-"
         self._epoch = int(epoch) if epoch.isdigit() else 0
         self._store = RedisStore(url, ca_pem=ca_pem)
@@ -233,7 +236,8 @@ class Access:
             probe = f"{self._run}{self._epoch}-probe"
             try:
                 self._store.administer("ACL", "SETUSER", probe, *reader_rules(self._keyspace))
-                self._leaving |= {probe} | self._ours(up_to=self._epoch - 1)
+                former = set() if self._keeps_former else self._ours(up_to=self._epoch - 1)
+                self._leaving |= {probe} | former
                 self._settle()
             except (StoreUnavailableError, StoreAccessError):
                 raise

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from speedo.engines.make import EngineName
 from speedo.run.config.run_config import DEFAULT_PORT
+from speedo.system.bounds import EngineName
 from speedo.system.cores import Bind
 
 Level = Literal["ok", "warn", "fail"]

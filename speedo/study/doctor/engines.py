@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, of_the_user
-from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, EngineName, is_installed
+from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, is_installed
 from speedo.engines.native_failures import describe_death
 from speedo.engines.openblas_kernels import use_the_processor
 from speedo.engines.pytorch.devices import load_torch, names_of_devices
 from speedo.errors import EngineError
 from speedo.study.doctor.base import Finding, fail, ok, warn
+from speedo.system.bounds import EngineName
 from speedo.system.import_order import with_our_path
 from speedo.system.remedies import install_pycaffe
 

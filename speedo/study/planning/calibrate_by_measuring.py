@@ -44,6 +44,7 @@ from speedo.study.planning.calibration import (
     MESSAGE_S,
     SERVER_SHARE,
     Calibration,
+    OverHosts,
     Passage,
     StepTime,
     Transport,
@@ -226,8 +227,19 @@ def _calibration(
         message=CHANNEL_S,
         far_message=MESSAGE_S,
         meeting=MEETING_S,
+        over_hosts=_over_hosts(first, spec.batch),
         origin=_origin(first, 1, 1.0, 1, effort.rule),
     )
+
+
+def _over_hosts(answer: dict[str, Any], batch: int) -> OverHosts:
+    """Of the child's products, with the rows of a batch of so many."""
+    told = answer["over hosts"]
+    products = [
+        {**one, "rows": max(1, one["rows"] * batch // answer["samples"])}
+        for one in told["products"]
+    ]
+    return OverHosts.model_validate({**told, "products": products})
 
 
 def _name(compression: Compression) -> str:
@@ -299,6 +311,8 @@ def _origin(
         "messages": (
             f"assumed: {1000 * CHANNEL_S:g} ms each way on one machine, {1000 * MESSAGE_S:g} ms between machines"
         ),
+        "teams over machines": "measured here: when each part of a gradient is ready, the sums of inner products from "
+        "factors, and a ring of two over this machine's loopback",
         "teams": f"assumed: {1000 * MEETING_S:g} ms of a member for each other one, when they meet",
         "background": f"assumed: {BACKGROUND:.0%} of a core of the master's machine",
     }

@@ -271,6 +271,8 @@ def _origin(folder: Path, turns: int, workers: int, cores: int) -> dict[str, str
             f"what these turns have left beside all this; {_handle()}; assumed: {1000 * MESSAGE_S:g} ms or more each "
             "way between machines"
         ),
+        "teams over machines": "assumed: all of a gradient goes around a ring once it is whole, which takes the "
+        "processor as long as Redis's client",
         "background": f"assumed: {BACKGROUND:.0%} of a core of the master's machine",
     }
 

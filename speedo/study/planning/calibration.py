@@ -76,6 +76,46 @@ class Transport(_Record):
         )
 
 
+class InnerProduct(_Record):
+    """The weight of an inner product: `left` x `right` values of the model, from value `start` on.
+
+    `rows` are those of its factors for the whole batch. Its sum from factors takes `sum_s` processor seconds, and
+    `row_s` for each of all workers' rows.
+    """
+
+    name: str
+    start: Annotated[int, Field(ge=0, le=MOST_COUNT)]
+    left: PositiveInt
+    right: PositiveInt
+    rows: PositiveInt
+    sum_s: NonNegativeFloat
+    row_s: NonNegativeFloat
+
+
+class Ready(_Record):
+    """Values `start` to `stop` of a gradient are final `at` this share of the time of a plain step."""
+
+    start: Annotated[int, Field(ge=0, le=MOST_COUNT)]
+    stop: PositiveInt
+    at: NonNegativeFloat
+
+
+class OverHosts(_Record):
+    """What only a team over hosts does, with one local step.
+
+    A step is a gradient, whose parts leave as they are `ready`, and an update; both as shares of the time of a plain
+    step. A sum on a ring of hosts takes each of them `ring_call` processor seconds, and `ring` for as many bytes sent
+    as the model has.
+    """
+
+    products: tuple[InnerProduct, ...]
+    ready: tuple[Ready, ...]
+    gradient: PositiveFloat
+    update: NonNegativeFloat
+    ring_call: NonNegativeFloat
+    ring: NonNegativeFloat
+
+
 class Calibration(_Record):
     """One net on one kind of machine. `cores` processes at once each compute `crowding` times slower than one.
 
@@ -89,7 +129,8 @@ class Calibration(_Record):
     everything else per result. `message` and `far_message` are seconds from one end to the other. `meeting` is the time
     of a member of a team for each other member at each meeting.
 
-    A step computes with `threads` threads, each on one core; an `offloaded` step uses no core.
+    A step computes with `threads` threads, each on one core; an `offloaded` step uses no core. `over_hosts` is None
+    where it was not measured.
     """
 
     format: Literal[1] = 1
@@ -121,6 +162,7 @@ class Calibration(_Record):
     meeting: NonNegativeFloat = MEETING_S
     threads: PositiveInt = 1
     offloaded: bool = False
+    over_hosts: OverHosts | None = None
     origin: dict[str, str] = {}
 
     @property
@@ -132,6 +174,13 @@ class Calibration(_Record):
     def images_per_s(self) -> float:
         """Images/s of sequential Caffe: one process with the threads of a worker, the whole batch."""
         return self.batch / self.step_seconds(self.batch)
+
+    def ring_work(self, nbytes: float) -> float:
+        """Processor seconds of a host that sends so much on a ring, takes in as much, and adds half of that."""
+        if self.over_hosts is not None:
+            return self.over_hosts.ring * nbytes / self.nbytes
+        passages = self.far.write.client + self.far.read.client
+        return (passages + self.merge / 2) * nbytes / self.nbytes
 
     def load_on(self, *, far: bool) -> float:
         """Of a worker, from a fetched center to the first step; `far` from the master."""
@@ -164,14 +213,28 @@ def with_step_time(known: Calibration, seconds: float) -> Calibration:
     """The same, with steps of the whole batch that take so long on something else than the cores, as on a GPU."""
     steps = (StepTime(samples=known.batch, seconds=seconds),)
     told = f"given: {1000 * seconds:g} ms for a step of the whole batch, always the same, on no core of the machines"
+    over, apart = known.over_hosts, dict[str, str]()
+    if over is not None:  # what a GPU computes comes at the end
+        ready = tuple(one.model_copy(update={"at": 1.0}) for one in over.ready)
+        over = over.model_copy(update={"ready": ready, "gradient": 1.0, "update": 0.0})
+        apart["teams over machines"] = (
+            "measured here: sums of inner products from factors, and a ring of two over this machine's loopback; "
+            "assumed: nothing of a gradient leaves before all of it is ready"
+        )
     return known.model_copy(
         update={
             "steps": steps,
+            "over_hosts": over,
             "shape": (1.0,),
             "crowding": 1.0,
             "threads": 1,
             "offloaded": True,
-            "origin": {**known.origin, "compute": told, "crowding": "none: no core computes"},
+            "origin": {
+                **known.origin,
+                "compute": told,
+                "crowding": "none: no core computes",
+                **apart,
+            },
         }
     )
 

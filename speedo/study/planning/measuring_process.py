@@ -1,4 +1,4 @@
-"""Measures a net in a child process: its steps, if asked for, and the exchange of its model.
+"""Measures a net in a child process: its steps, if asked for, and the exchanges of its model.
 
 `python -m speedo.study.planning.measuring_process` reads one line of JSON, builds the engine, prints `ready`, waits for
 a line, and prints one line of JSON after a marker, because a Python layer may print, too. It ends when its input ends.
@@ -35,6 +35,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.study.planning.masters_time import handling_seconds
+from speedo.study.planning.team_costs import costs_of_team
 from speedo.worker.turn import Worker
 
 MARK: Final = "speedo-plan: "
@@ -234,6 +235,9 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
                 engine, compression, lambda: SharedMemoryStore(path), None, rule
             )
     answer["handle"] = handling_seconds()
+    if request["redis"]:
+        answer["samples"] = engine.samples_per_step
+        answer["over hosts"] = costs_of_team(engine, choice, steps=seconds is not None)
     engine.close()
     return answer
 

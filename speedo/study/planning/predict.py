@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -18,6 +19,7 @@ from speedo.sgd_modes.registry import has_rounds, make_strategy
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.planning.calibration import Calibration
 from speedo.study.planning.site import Site
+from speedo.study.planning.team_round import ring_bytes, team_round
 from speedo.study.planning.timed_center import TimedCenter, TimedServedCenter
 from speedo.study.planning.timed_cluster import TimedCluster
 
@@ -43,6 +45,7 @@ class Prediction:
     """`shares` are the utilisations of the resources: workers computing, link, store, master.
 
     `speedup` is `images_per_s` over that of one sequential Caffe; `efficiency` is `speedup` over the number of workers.
+    In a team over machines each sends `ring_bytes` in a round, and `factor_bytes` of the inner products `as_factors`.
     """
 
     mode: str
@@ -53,6 +56,9 @@ class Prediction:
     efficiency: float
     limit: str
     shares: dict[str, float] = field(hash=False)
+    ring_bytes: float = 0.0
+    factor_bytes: float = 0.0
+    as_factors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,22 @@ def predict(
     return Prediction(
         mode, local_steps, workers, rate, rate / calibration.images_per_s,
         rate / calibration.images_per_s / workers, max(busy, key=lambda name: busy[name]), busy,
+        *_moved(calibration, site, mode, shares, local_steps),
     )  # fmt: skip
+
+
+def _moved(
+    calibration: Calibration, site: Site, mode: str, samples: tuple[int, ...], local_steps: int
+) -> tuple[float, float, tuple[str, ...]]:
+    """The last three values of a `Prediction`."""
+    workers = len(samples)
+    if not way_of(calibration, site, mode, workers).over_hosts:
+        return 0.0, 0.0, ()
+    hosts = list(Counter(map(site.machine_of, range(workers))).values())
+    if local_steps > 1:
+        return ring_bytes(calibration.nbytes, len(hosts)), 0.0, ()
+    moved = team_round(calibration, site, hosts, samples)
+    return moved.ring, moved.factors, tuple(one.name for one in moved.sums)
 
 
 def _simulate(

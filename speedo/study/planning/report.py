@@ -18,6 +18,10 @@ LIMITS: Final = {
     "master": "the master, which takes one result after another; more local steps relieve it",
     "server": "the busiest server, which does one thing after another; more local steps relieve it",
 }
+UNKNOWN: Final = (
+    "not known from a run, or a file of an earlier version: which inner products go as factors, and what leaves while "
+    "earlier layers compute; give SOLVER to measure both"
+)
 REMARK: Final = "Images/s are not learning: a faster mode may need more of them. Tests and checkpoints are not counted."
 
 
@@ -121,7 +125,18 @@ def _ways(calibration: Calibration, site: Site, predictions: Sequence[Prediction
     modes: dict[Way, list[str]] = {}
     for mode in dict.fromkeys(one.mode for one in predictions):
         modes.setdefault(way_of(calibration, site, mode, most), []).append(mode)
-    return [f"{', '.join(names)}: {way.words} ({way.why})" for way, names in modes.items()]
+    lines = [f"{', '.join(names)}: {way.words} ({way.why})" for way, names in modes.items()]
+    spread = [one for one in predictions if one.workers == most and one.ring_bytes]
+    for local_steps in dict.fromkeys(one.local_steps for one in spread):
+        one = next(one for one in spread if one.local_steps == local_steps)
+        moved = f"each machine sends {one.ring_bytes / 1e6:,.2f} MB on the ring"
+        if one.as_factors:
+            names = ", ".join(one.as_factors)
+            moved += f", and {one.factor_bytes / 1e6:,.2f} MB as factors of {names}"
+        lines.append(f"  a round with {_steps(one)} and {_workers(one)}: {moved}")
+    if spread and calibration.over_hosts is None:
+        lines.append(f"  {UNKNOWN}")
+    return lines
 
 
 def _sentence(one: Prediction) -> str:

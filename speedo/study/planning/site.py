@@ -13,6 +13,7 @@ from speedo.system.bounds import Overlap
 PAYLOAD_SHARE: Final = 0.94
 AUTO: Final[Literal["auto"]] = "auto"  # a server on every host that trains
 Team = Literal["host", "off"]
+Factors = Literal["auto", "off"]
 Servers = int | Literal["auto"]
 
 
@@ -23,8 +24,8 @@ class Site:
     With it, master and Redis have a machine of their own, and every `per_machine` workers another of `cores` cores.
     `round_trip` is the ping time between them in seconds. `one_processor` says that those machines are only namespaces
     of one machine, which then also spends `packet_work` seconds per byte between them, in addition to sender and
-    receiver. `same_node`, `overlap` and `team` are the options of a run. `servers` keep the center, on the machines of
-    the workers in turn; without any, the master keeps it.
+    receiver. `same_node`, `overlap`, `team` and `factors` are the options of a run. `servers` keep the center, on the
+    machines of the workers in turn; without any, the master keeps it.
     """
 
     cores: int
@@ -36,6 +37,7 @@ class Site:
     same_node: str = "shared-memory"
     overlap: Overlap = "none"
     team: Team = "host"
+    factors: Factors = "auto"
     servers: Servers = 0
 
     @property

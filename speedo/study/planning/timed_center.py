@@ -19,23 +19,23 @@ class TimedCenter(Center):
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         cluster = self._cluster
-        check = cluster.compute_on(0, cluster.calibration.check)
+        check = cluster.machines.compute(0, cluster.calibration.check)
         cluster.work(chain(cluster.take_payload(), check))
         return super().receive(event, rule)
 
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         cluster = self._cluster
-        cluster.work(cluster.compute_on(0, cluster.calibration.merge * payloads_of(action)))
+        cluster.work(cluster.machines.compute(0, cluster.calibration.merge * payloads_of(action)))
         return super().merge(action, iteration_before, more=more)
 
     def tidy(self) -> None:
         if self._over:
-            self._cluster.work(self._cluster.compute_on(0, self._cluster.masters_store.small))
+            self._cluster.work(self._cluster.machines.compute(0, self._cluster.masters_store.small))
         super().tidy()
 
     def publish(self) -> None:
         cluster = self._cluster
-        publish = cluster.compute_on(0, cluster.calibration.publish)
+        publish = cluster.machines.compute(0, cluster.calibration.publish)
         cluster.work(chain(publish, cluster.put_center()))
         super().publish()
 
@@ -63,7 +63,9 @@ class TimedServedCenter(Center):
             version = self.version
 
             def work(server: Keeper) -> Job:
-                return chain(cluster.compute_on(server.machine, own), cluster.put_center(server))
+                return chain(
+                    cluster.machines.compute(server.machine, own), cluster.put_center(server)
+                )
 
             cluster.work(cluster.ask(work, lambda: cluster.published(version)))
             cluster.work(cluster.hear())
@@ -78,7 +80,9 @@ class TimedServedCenter(Center):
         cluster = self._cluster
         if self._clears:
             self._clears, small = False, cluster.masters_store.small
-            cluster.work(cluster.ask(lambda server: cluster.compute_on(server.machine, small)))
+            cluster.work(
+                cluster.ask(lambda server: cluster.machines.compute(server.machine, small))
+            )
         super().tidy()
 
 

@@ -21,13 +21,11 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.fetch_pacing import Pace
 from speedo.messages import Command, Event, Kind, Team, Train, Trained
 from speedo.storage.memory_store import MemoryStore
-from speedo.storage.redis.store import RECORD_BYTES
-from speedo.study.planning.calibration import Calibration, Passage, Transport
+from speedo.study.planning.calibration import Calibration
 from speedo.study.planning.shared_resources import (
     Job,
     Keeper,
     Queue,
-    Shared,
     Then,
     aside,
     chain,
@@ -36,7 +34,9 @@ from speedo.study.planning.shared_resources import (
     together,
 )
 from speedo.study.planning.site import Site
-from speedo.study.planning.timed_team import TimedTeam
+from speedo.study.planning.team_round import TeamRound, team_round
+from speedo.study.planning.timed_machines import Machines
+from speedo.study.planning.timed_team import WHOLE, Part, TimedTeam
 from speedo.study.simulation.simulated_team import train_together
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
@@ -67,6 +67,7 @@ class TimedCluster(SimulatedCluster):
         super().__init__(World(), store, "planned", engine, seed, overlap)
         self._engines: defaultdict[int, Queue] = defaultdict(lambda: Queue(self))
         self.calibration, self.site = calibration, site
+        self.machines = Machines(self, calibration, site)
         self.places = lambda worker: f"machine {site.machine_of(worker)}"
         self._spread, self._part, self._begun = spread, part, set[int]()
         shared = calibration.shared_memory if site.same_node == "shared-memory" else None
@@ -75,8 +76,6 @@ class TimedCluster(SimulatedCluster):
         self.masters_store = here if site.link is None else calibration.near
         self._twice = shared if site.link is not None and not servers else None
         self._inbox: deque[Event] = deque()
-        self._machines: dict[int, Shared] = {}
-        self._ports: dict[tuple[int, str], Shared] = {}
         self._master = Keeper(0, Queue(self), Queue(self))
         self.priced_servers = tuple(Keeper(one, Queue(self), Queue(self)) for one in servers)
         self._keepers = self.priced_servers or (self._master,)
@@ -85,6 +84,7 @@ class TimedCluster(SimulatedCluster):
         self._waiting: list[tuple[int, Then]] = []
         self._unheard: set[int] = set()  # tickets of results with which a message came
         self._sent: set[int] = set()  # tickets of payloads that no server was asked to take in
+        self._round: tuple[object, TeamRound] | None = None  # of these members
         self._gathered = 0  # the gathering whose hosts have the center that it made
         self._load = calibration.load_on(far=site.link is not None)
         self._master_busy = self._computing = 0.0
@@ -159,25 +159,11 @@ class TimedCluster(SimulatedCluster):
             self._go_on()
         self._master_busy += self.now - began
 
-    def compute_on(self, machine: int, seconds: float) -> Job:
-        """A job of processor time."""
-        return self._cores(machine).job(seconds)
-
-    def read(self, store: Transport, machine: int, nbytes: float, keeper: Keeper) -> Job:
-        """A job that reads this many bytes from the keeper's store, on this machine."""
-        costs = store.of(store.read, self._share(nbytes))
-        return self._passage(costs, machine, nbytes, keeper, out=True)
-
-    def write(self, store: Transport, machine: int, nbytes: float, keeper: Keeper) -> Job:
-        """A job that writes this many bytes into the keeper's store."""
-        costs = store.of(store.write, self._share(nbytes))
-        return self._passage(costs, machine, nbytes, keeper, out=False)
-
     def take_payload(self, keeper: Keeper | None = None) -> Job:
         """The master reads a payload, or a server its range of one."""
         keeper = keeper or self._master
         nbytes = self.calibration.payload_bytes / len(self._keepers)
-        return self.read(self.masters_store, keeper.machine, nbytes, keeper)
+        return self.machines.read(self.masters_store, keeper.machine, nbytes, keeper)
 
     def put_center(self, keeper: Keeper | None = None) -> Job:
         """The master writes a version: raw and, if that differs, in the form that workers fetch.
@@ -189,7 +175,7 @@ class TimedCluster(SimulatedCluster):
         stores = [store for store in (self._twice, self.masters_store) if store is not None]
         return chain(
             *(
-                self.write(store, keeper.machine, form / len(self._keepers), keeper)
+                self.machines.write(store, keeper.machine, form / len(self._keepers), keeper)
                 for form in sorted(forms)
                 for store in stores
             )
@@ -231,7 +217,7 @@ class TimedCluster(SimulatedCluster):
         """
         found = {
             "compute": [self._computing],
-            "link": [port.busy() for port in self._ports.values()],
+            "link": [port.busy() for port in self.machines.ports.values()],
             "store": [keeper.redis.busy() for keeper in self._keepers],
             "master": [self._master_busy],
         }
@@ -247,67 +233,18 @@ class TimedCluster(SimulatedCluster):
         if event is not None:
             self._inbox.append(event)
 
-    def _cores(self, machine: int) -> Shared:
-        number = 0 if self.site.one_processor else machine
-        if number not in self._machines:
-            costs = self.calibration
-            crowding = 1.0 + (costs.crowding - 1.0) * self._fullness()
-            taken = costs.background if number == 0 else 0.0
-            self._machines[number] = Shared(self, self.site.cores, crowding, taken)
-        return self._machines[number]
-
-    def _fullness(self) -> float:
-        """The share of the measured crowding that applies to a machine of the site when all of its cores work."""
-        measured = self.calibration.cores - 1
-        return (self.site.cores - 1) / measured if measured else 0.0
-
-    def _serve(self, seconds: float, keeper: Keeper) -> Job:
-        """Work of Redis's single thread; shared memory has none."""
-        if seconds <= 0.0:
-            return pause(self, 0.0)
-        return keeper.redis.job(self.compute_on(keeper.machine, seconds))
-
-    def _share(self, nbytes: float) -> float:
-        return nbytes / self.calibration.nbytes
-
-    def _passage(
-        self, costs: Passage, machine: int, nbytes: float, keeper: Keeper, *, out: bool
-    ) -> Job:
-        """Both sides work at the same time, as far as the whole takes less than the sum of both."""
-        both = max(0.0, costs.client + costs.server - costs.seconds)
-        both = min(both, costs.client, costs.server)
-        idle = max(0.0, costs.seconds - costs.client - costs.server)
-        client = self.compute_on(machine, costs.client - both)
-        server = self._serve(costs.server - both, keeper)
-        job = chain(client, server, pause(self, idle))
-        if both:
-            at_once = self.compute_on(machine, both), self._serve(both, keeper)
-            job = chain(together(*at_once), job)
-        bytes_per_s, there = self.site.bytes_per_s, keeper.machine
-        if machine == there or bytes_per_s is None:
-            return job
-        trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
-        ways = ((there, "out"), (machine, "in")) if out else ((machine, "out"), (there, "in"))
-        travel = together(*(self.port(way).job(nbytes / bytes_per_s) for way in ways))
-        packets = self.compute_on(0, self.site.packet_work * nbytes)
-        return chain(pause(self, trips * self.site.round_trip), together(job, travel, packets))
-
-    def port(self, way: tuple[int, str]) -> Shared:
-        """One direction of a machine's link."""
-        if way not in self._ports:
-            self._ports[way] = Shared(self)
-        return self._ports[way]
-
     def _handle(self, worker: int) -> None:
         """The master sends a command or takes a result: half of its work for it, and its end of the message."""
         end = 0.375 * self._message_seconds(self.site.machine_of(worker))
-        self.work(self.compute_on(0, 0.5 * self.calibration.handle + end))
+        self.work(self.machines.compute(0, 0.5 * self.calibration.handle + end))
 
     def _message(self, machine: int) -> Job:
         """Of a message from or to the master: the end on this machine, and the wait for a wake-up, a quarter of all."""
         seconds = self._message_seconds(machine)
         way = 0.5 * self.site.round_trip if machine else 0.0
-        return chain(pause(self, 0.25 * seconds + way), self.compute_on(machine, 0.375 * seconds))
+        return chain(
+            pause(self, 0.25 * seconds + way), self.machines.compute(machine, 0.375 * seconds)
+        )
 
     def _message_seconds(self, machine: int) -> float:
         return self.calibration.far_message if machine else self.calibration.message
@@ -320,7 +257,7 @@ class TimedCluster(SimulatedCluster):
             return
         machine, costs = self.site.machine_of(command.worker), self.calibration
         own = self._load + (costs.pull if command.moving_rate is not None else 0.0)
-        train = chain(self.compute_on(machine, own), self._steps(worker, command, machine))
+        train = chain(self.machines.compute(machine, own), self._steps(worker, command, machine))
         if command.worker in self.overlap:
             train = self._engines[command.worker].job(train)
         chain(
@@ -329,7 +266,7 @@ class TimedCluster(SimulatedCluster):
             self._until(command.version),
             self._fetch(machine),
             train,
-            self.compute_on(machine, costs.seal),
+            self.machines.compute(machine, costs.seal),
             self._publish(machine),
             self._message(machine),
         )(lambda: self._finish_turn(worker, command))
@@ -348,23 +285,27 @@ class TimedCluster(SimulatedCluster):
     def _take_in(self, server: Keeper) -> Job:
         """A server reads its range of a payload, and checks it."""
         check = self.calibration.check / len(self.priced_servers)
-        return chain(self.take_payload(server), self.compute_on(server.machine, check))
+        return chain(self.take_payload(server), self.machines.compute(server.machine, check))
 
     def _fetch(self, machine: int) -> Job:
         """A worker reads a center, all ranges side by side."""
         share = self.calibration.center_bytes / len(self._keepers)
-        ranges = (self.read(self.workers_store, machine, share, one) for one in self._keepers)
+        ranges = (
+            self.machines.read(self.workers_store, machine, share, one) for one in self._keepers
+        )
         return side_by_side(ranges)
 
     def _publish(self, machine: int) -> Job:
         """A worker writes a payload, all ranges side by side."""
         share = self.calibration.payload_bytes / len(self._keepers)
-        ranges = (self.write(self.workers_store, machine, share, one) for one in self._keepers)
+        ranges = (
+            self.machines.write(self.workers_store, machine, share, one) for one in self._keepers
+        )
         return side_by_side(ranges)
 
     def _actor_call_work(self, machine: int) -> Job:
         """One end of a message between master and server, which are Ray's on one machine, too."""
-        return self.compute_on(machine, 0.375 * self.calibration.far_message)
+        return self.machines.compute(machine, 0.375 * self.calibration.far_message)
 
     def _way(self, server: Keeper) -> Job:
         far = 0.5 * self.site.round_trip if server.machine else 0.0
@@ -385,9 +326,9 @@ class TimedCluster(SimulatedCluster):
         at, began = self.site.machine_of, self.now
         hosts = Counter(map(at, commands))
 
-        def steps() -> list[Job]:
+        def steps(parts: Sequence[Part]) -> list[Job]:
             found = ((self._workers[worker], one) for worker, one in commands.items())
-            return [self._steps(worker, one, at(worker.worker)) for worker, one in found]
+            return [self._steps(worker, one, at(worker.worker), parts) for worker, one in found]
 
         def tell(answer: Trained, summed: float) -> None:
             timings = {"team": summed - began, "publish": self.now - summed}
@@ -401,7 +342,7 @@ class TimedCluster(SimulatedCluster):
             answers = train_together(once, self._workers, told, {}, memories=self._memories)
             for worker, answer in answers.items():
                 assert isinstance(answer, Trained)
-                job = self.compute_on(at(worker), self.calibration.seal)
+                job = self.machines.compute(at(worker), self.calibration.seal)
                 if worker == team.leader:
                     self._sent.add(answer.ticket)
                     job = chain(job, self._publish(at(worker)))
@@ -416,10 +357,25 @@ class TimedCluster(SimulatedCluster):
             self._until(command.version),
             *(fetches and [together(*fetches)]),
         )
-        rounds = TimedTeam(self, hosts).rounds(team.rounds, steps, self._load)
+        timed = TimedTeam(self.machines, hosts, steps)
+        if command.payload is Kind.WEIGHTS and command.steps == 1 and team.rate == 1.0:
+            moved = self._moved(team, tuple(hosts.values())) if team.spread else None
+            rounds = timed.gradient_rounds(team.rounds, moved)
+        else:
+            rounds = timed.rounds(team.rounds)
         chain(together(*arrivals), rounds)(summed)
 
-    def _steps(self, worker: Worker, command: Train, machine: int) -> Job:
+    def _moved(self, team: Team, hosts: tuple[int, ...]) -> TeamRound:
+        """What a round of this team moves; the same as long as it has the same members."""
+        if self._round is None or self._round[0] != team.members:
+            samples = {one for _, _, one in team.members}
+            found = team_round(self.calibration, self.site, hosts, samples)
+            self._round = team.members, found
+        return self._round[1]
+
+    def _steps(
+        self, worker: Worker, command: Train, machine: int, parts: Sequence[Part] = WHOLE
+    ) -> Job:
         one = self.calibration.step_seconds(worker.engine.samples_per_step)
         drawn = (self.calibration.at(self.random.random()) for _ in range(command.steps))
         seconds = one * sum(drawn)
@@ -436,9 +392,20 @@ class TimedCluster(SimulatedCluster):
                 self._computing += self.now - began
                 then()
 
-            self._computed(machine, seconds)(done)
+            chain(*(self._part_of_step(machine, seconds * share, told) for share, told in parts))(
+                done
+            )
 
         return chain(pause(self, late), begin) if late else begin
+
+    def _part_of_step(self, machine: int, seconds: float, told: Then) -> Job:
+        """A part of a step; `told` is called at its end."""
+
+        def tell(then: Then) -> None:
+            told()
+            then()
+
+        return chain(self._computed(machine, seconds), tell)
 
     def _computed(self, machine: int, seconds: float) -> Job:
         """Steps that last so long when nothing else computes on this machine."""
@@ -446,10 +413,10 @@ class TimedCluster(SimulatedCluster):
         if costs.offloaded:
             return pause(self, seconds)
         if costs.threads == 1:
-            return self.compute_on(machine, seconds)
+            return self.machines.compute(machine, seconds)
         # Its threads have slowed each other down where it was measured.
-        each = seconds / self._cores(machine).slowed(costs.threads)
-        return together(*(self.compute_on(machine, each) for _ in range(costs.threads)))
+        each = seconds / self.machines.cores(machine).slowed(costs.threads)
+        return together(*(self.machines.compute(machine, each) for _ in range(costs.threads)))
 
     def _finish_turn(self, worker: Worker, command: Train) -> None:
         self._sent.add(command.ticket)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.engines.solver_update import Recipe
@@ -25,11 +25,12 @@ from speedo.master.checkpoints import Checkpoints
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Outcome
 from speedo.master.local_servers import LocalServers
-from speedo.master.observers import Observer
+from speedo.master.observers import Observer, Observers
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.stopping import Stopping
 from speedo.master.turn_book import Plan
+from speedo.master.turn_records import TurnRecords
 from speedo.messages import (
     Command,
     Event,
@@ -403,6 +404,7 @@ def simulate(
     fence: Callable[[], None] = lambda: None,
     checkpoints: Callable[[RunCenter, SimulatedCluster], Checkpoints] | None = None,
     kind: type[QuadraticEngine] = QuadraticEngine,
+    records: TurnRecords | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
@@ -412,7 +414,7 @@ def simulate(
     lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
     With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
     `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some; `kind` is
-    the engine.
+    the engine. `records` gives the turns theirs.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
@@ -445,9 +447,13 @@ def simulate(
         else Center(run, vector, first.layout, store, fence=fence, compression=world.compression)
     )
     trace = Trace(keep_trace)
+    observed = observer(trace)
+    more: dict[str, Any] = {}
+    if records is not None:
+        observed, more = Observers(records, observed), {"with_records": records.with_records}
     driver = Driver(
-        coordinator, center, cluster, observer(trace), cluster.clock, limits or Limits(),
-        has_tester=True, seconds_before=seconds_before,
+        coordinator, center, cluster, observed, cluster.clock, limits or Limits(),
+        has_tester=True, seconds_before=seconds_before, **more,
         checkpoints=None if checkpoints is None else checkpoints(center, cluster),
     )  # fmt: skip
     return Simulation(driver.run(), coordinator, center, cluster, trace)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from speedo.cli.main import main
 from speedo.study.planning.calibration import HANDLE_S, read_calibration, write_calibration
 from tests.study.planning.test_from_run import write_run
+from tests.study.planning.test_team_round import lenet
 from tests.study.planning.times import calibration, passage
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.outside import outside as outside
@@ -60,6 +61,11 @@ def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> Non
     assert kept.handle != HANDLE_S
     assert f"{1000 * kept.handle:.2f} ms for everything else" in kept.origin["master"]
     assert len(kept.steps) == 3
+    over = kept.over_hosts
+    assert over is not None
+    assert sum(4 * (one.stop - one.start) for one in over.ready) == kept.nbytes
+    assert [one.rows for one in over.products] == [kept.batch]
+    assert over.ring_call > 0
     assert set(tmp_path.iterdir()) == before | {tmp_path / "kept.json"}
 
 
@@ -189,6 +195,26 @@ def test_workers_of_a_host_are_a_team_unless_it_is_off(file: Path) -> None:
     assert speeds[0] == speeds[1] > 1.3 * speeds[2]
 
 
+def test_a_plan_says_what_goes_as_factors_or_that_it_is_not_known(
+    file: Path, tmp_path: Path
+) -> None:
+    words = (
+        *("--workers", "4", "--link", "100mbit", "--mode", "sync", "--whole-batch"),
+        *("--local-steps", "1"),
+    )
+    old = typed("--from", file, *words)
+    assert "a round with 1 local step and 4 workers: each machine sends 18.75 MB on the ring" in old.stdout  # fmt: skip
+    assert "not known from a run, or a file of an earlier version: which inner products" in old.stdout  # fmt: skip
+    known = tmp_path / "lenet.json"
+    write_calibration(lenet(), known)
+    found = typed("--from", known, *words)
+    assert "each machine sends 0.19 MB on the ring, and 1.00 MB as factors of ip1/0" in found.stdout
+    assert "not known" not in found.stdout
+    told = json.loads(typed("--from", known, *words, "--factors", "off", "--json").stdout)
+    assert told["site"]["factors"] == "off"
+    assert (told["best"]["ring_bytes"], told["best"]["factor_bytes"]) == (2_586_480, 0)
+
+
 @pytest.mark.caffe
 @pytest.mark.redis
 def test_with_a_given_step_a_net_needs_no_records(tmp_path: Path) -> None:
@@ -204,6 +230,8 @@ def test_with_a_given_step_a_net_needs_no_records(tmp_path: Path) -> None:
     assert told.nbytes == 4 * (60 + 100)
     assert (told.batch_size, told.step_seconds(8), told.offloaded) == (8, 0.08, True)
     assert told.far.read.seconds > 0
+    assert told.over_hosts is not None
+    assert [one.rows for one in told.over_hosts.products] == [8]
     net = net_text(train="nowhere")
     unknown = typed(write_solver(tmp_path, net), "--step-time", "80ms")
     assert unknown.exit_code == 2

@@ -68,6 +68,7 @@ class Data(BatchSource):
         shape: Size = self._image(key, first, None).shape
         rank, step = (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
         self._step = step % self._entries
+        self._at = 0  # where the cursor is
         # How many records the next one to read is ahead of the cursor.
         self._ahead_by = rank % self._entries
         shapes: list[Shape] = [(self.samples, *self._transform.window(shape)), (self.samples,)]
@@ -95,6 +96,11 @@ class Data(BatchSource):
         records = batches * self.samples
         self._ahead_by = (self._ahead_by + records * self._step) % self._entries
         self._transform.skip(records)
+
+    def seek(self, record: int) -> None:
+        """See `BatchSource.seek`."""
+        self._step = 1 % self._entries
+        self._ahead_by = (record - self._at) % self._entries
 
     def release(self) -> None:
         """Close the database, which other layers may still read."""
@@ -141,19 +147,22 @@ class Data(BatchSource):
     def _take(self, records: int) -> list[tuple[bytes, bytes]]:
         """Key and value of the shard's next records, after the database's last one from the first again."""
         taken: list[tuple[bytes, bytes]] = []
-        forward, item, ahead = self._cursor.next, self._cursor.item, self._ahead_by
+        forward, item = self._cursor.next, self._cursor.item
         try:
-            for _ in range(records):
-                for _ in range(ahead):
-                    if not forward():
-                        self._cursor.first()
-                taken.append(item())
-                ahead = self._step
+            for part in self.in_a_row(records):
+                ahead = self._ahead_by
+                self._at = (self._at + ahead + (part - 1) * self._step) % self._entries
+                for _ in range(part):
+                    for _ in range(ahead):
+                        if not forward():
+                            self._cursor.first()
+                    taken.append(item())
+                    ahead = self._step
+                self._ahead_by = ahead
         except lmdb.Error as error:
             raise self.refuse(
                 f"reads {self._source}, which is damaged ({error}): {_AGAIN}"
             ) from error
-        self._ahead_by = ahead
         return taken
 
     def _parsed(self, key: bytes, value: bytes) -> Any:

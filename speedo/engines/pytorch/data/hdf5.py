@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,18 +57,44 @@ class HDF5Data(BatchSource):
         tops = [self.empty((self.samples, *shape)) for shape in self._shapes]
         arrays = [top.numpy() for top in tops]
         done = 0
-        while done < self.samples:
-            # Where this file's rows end, those of the shard among them.
-            rows = self._rows[self._row :: self._step][: self.samples - done]
-            for out, values in zip(arrays, self._values, strict=True):
-                values.take(rows, axis=0, out=out[done : done + len(rows)], mode="clip")
-            done += len(rows)
-            self._advance(len(rows) * self._step)
+        for part in self.in_a_row(self.samples):
+            end = done + part
+            while done < end:
+                # Where this file's rows end, those of the shard among them.
+                rows = self._rows[self._row :: self._step][: end - done]
+                for out, values in zip(arrays, self._values, strict=True):
+                    values.take(rows, axis=0, out=out[done : done + len(rows)], mode="clip")
+                done += len(rows)
+                self._advance(len(rows) * self._step)
         return tops
 
     def pass_over(self, batches: int) -> None:
         """See `BatchSource.pass_over`."""
         self._advance(batches * self.samples * self._step)
+
+    def seek(self, record: int) -> None:
+        """See `BatchSource.seek`."""
+        ends = self._ends
+        record %= ends[-1]
+        file = bisect_right(ends, record)
+        if file != self._at:
+            self._at = file
+            self._load()
+        self._step, self._row = 1, record - (ends[file - 1] if file else 0)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The number of the row behind the last, for each file."""
+        import h5py
+
+        rows = []
+        for file in self._files:
+            try:
+                with h5py.File(file, "r") as opened:
+                    rows.append(len(opened[str(self.param.top[0])]))
+            except (OSError, KeyError, TypeError) as error:
+                raise self._bad(file, f"cannot be read ({error}): create it again") from error
+        return list(accumulate(rows))
 
     def release(self) -> None:
         """Free the rows in memory."""

@@ -67,7 +67,7 @@ class ImageData(BatchSource):
 
     def read(self) -> Batch:
         """See `BatchSource.read`."""
-        lines = [self._take_line() for _ in range(self.samples)]
+        lines = [self._take_line() for part in self.in_a_row(self.samples) for _ in range(part)]
         leader = self._image(lines[0], None)
         first: Size = leader.shape
         images = [leader, *self.each(lambda line: self._image(line, first), lines[1:])]
@@ -82,6 +82,10 @@ class ImageData(BatchSource):
         records = batches * self.samples
         self._transform.skip(records)
         self._advance(records)
+
+    def seek(self, record: int) -> None:
+        """See `BatchSource.seek`."""
+        self._next = record % len(self._lines)
 
     def _take_line(self) -> int:
         """The next line's place in the list."""

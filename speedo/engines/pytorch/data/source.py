@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -50,6 +51,12 @@ class BatchSource(SourceLayer):
         self._decoders = decoders or (min(_MOST_DECODERS, _cores()) if pin else 1)
         self._prefetch: Prefetch | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._ranges: deque[tuple[int, int]] = deque()  # to come: first record, and how many
+        self._left = 0  # of the present range, where another one comes
+        self._end, self._owed = (
+            -1,
+            0,
+        )  # of all that were to be read: behind the last, and not yet given
 
     @property
     @abstractmethod
@@ -66,6 +73,10 @@ class BatchSource(SourceLayer):
     @abstractmethod
     def pass_over(self, batches: int) -> None:
         """Move on by this many batches, with the random numbers that reading them draws."""
+
+    def seek(self, record: int) -> None:
+        """Read the record of this number next, and after it the one behind it."""
+        raise self.refuse("cannot be read from a given record on: use another --data-share")
 
     def release(self) -> None:
         """Close what `open` opened; may be called twice."""
@@ -90,6 +101,7 @@ class BatchSource(SourceLayer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> Batch:
         """The next batch, on the CPU."""
+        self._owed -= self.samples
         return self._read() if self._prefetch is None else self._prefetch.next()
 
     def skip(self, batches: int) -> None:
@@ -98,6 +110,28 @@ class BatchSource(SourceLayer):
             batches -= self._prefetch.discard(batches)
         if batches > 0:
             self.pass_over(batches)
+
+    def read_next(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `SourceLayer.read_next`. What was read ahead is kept where these records follow the last ones."""
+        if len(ranges) > 1 or ranges[0][0] != self._end or self._owed:
+            if self._prefetch is not None:
+                self._prefetch.close()
+            self._ranges = deque((start, stop - start) for start, stop in ranges)
+            self._left = self._owed = 0
+        self._end = ranges[-1][1]
+        self._owed += sum(stop - start for start, stop in ranges)
+
+    def in_a_row(self, records: int) -> Iterator[int]:
+        """The next records, as numbers of those that follow each other; between two of them it seeks."""
+        while records:
+            if self._ranges and not self._left:
+                start, length = self._ranges.popleft()
+                self.seek(start)
+                self._left = length if self._ranges else 0  # the last goes on
+            part = min(records, self._left) if self._left else records
+            self._left -= part if self._left else 0
+            records -= part
+            yield part
 
     def close(self) -> None:
         """End the thread and close the files."""

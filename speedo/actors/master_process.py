@@ -1,0 +1,126 @@
+"""The master as its command has it: an actor, and another one that takes over when its process is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from speedo.actors.attempts import Attempt
+from speedo.actors.death_causes import cause_in, size_of
+from speedo.actors.master_actor import NAME, MasterActor
+from speedo.actors.ray_node.actor_class import actor_class
+from speedo.actors.worker_process import started
+from speedo.errors import SpeedoError
+from speedo.run.prepare import Prepared
+from speedo.run.settings import RunSettings
+from speedo.run_dir.directory import LOGS
+from speedo.run_dir.fence import Fence, claim
+
+THREADS: Final = 16
+HUNG_S: Final = 20.0  # without an answer
+GONE_S: Final = 10.0  # for a killed process to be gone
+
+
+class MasterProcess:
+    """The master of a run. `actor` is the present one, `run` the reference of its run, `tester` of its testers' start.
+
+    `settings` are those of the present one, whose epoch is above those of the ones before.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        settings: RunSettings,
+        scratch: Path,
+        attempt: Attempt,
+        note: Callable[[str], None],
+        *,
+        takes_hosts: bool,
+    ) -> None:
+        """It begins to build its engine. The `attempt` counts restarts, and has their causes."""
+        self._prepared, self._scratch, self._note = prepared, scratch, note
+        self._takes_hosts = takes_hosts
+        self._log = prepared.run_dir / LOGS / "master.log"
+        self._attempt = attempt
+        self.settings = settings
+        self.run: Any = None
+        self.tester: Any = None
+        self._process = 0
+        checkpoint = None if prepared.resumed is None else prepared.resumed.path
+        self._spawn(checkpoint, takes_over=False)
+
+    def _spawn(self, checkpoint: Path | None, *, takes_over: bool) -> None:
+        self._log_begin = size_of(self._log)
+        self.actor = actor_class(MasterActor, name=NAME, threads=THREADS).remote(
+            self._prepared.config,
+            self.settings,
+            self._prepared.run_dir,
+            self._scratch,
+            self._prepared.records,
+            checkpoint,
+            self._takes_hosts,
+            takes_over,
+        )
+
+    def begin(self) -> None:
+        """Have it run, once its engine is built. Raises `EngineError`."""
+        self._process = started(self.actor.ready.remote(), self._log, "the master", self._log_begin)
+        self._since = time.monotonic()
+        self.run = self.actor.run.remote()
+
+    def start_tester(self) -> None:
+        """Have its testers started, if the run has tests."""
+        if self._prepared.settings.spec.has_test:
+            self.tester = self.actor.start_tester.remote()
+
+    def replace(self, error: RayError) -> bool:
+        """Have another one take the run over, after this error of the present one; False if it cannot be replaced.
+
+        Raises `FencedError` if another command has the run.
+        """
+        config = self._prepared.config
+        if config.own or self.settings.serves or self._process == 0:
+            return False  # what scripts and servers know of their master is its alone
+        # A command that was stopped for long finds another one's master: that one's epoch is not to be raised.
+        Fence(self._prepared.run_dir, self.settings.epoch, time.monotonic).require()
+        pause = self._attempt.restarts.pause_after(time.monotonic() - self._since)
+        if pause is None:
+            return False
+        if isinstance(error, GetTimeoutError):
+            why = f"the master's process did not answer for {HUNG_S:.0f} s"
+        else:
+            why = f"the master's process died: {cause_in(self._log, self._log_begin) or 'killed'}"
+        self._end()
+        began = time.monotonic()
+        self._note(f"warning: {why}; another one takes over")
+        time.sleep(pause)
+        epoch = claim(self._prepared.run_dir)
+        self.settings = self.settings.for_successor(epoch, why)
+        self._attempt.causes = self.settings.master_restarts
+        self._spawn(None, takes_over=True)
+        try:
+            self.begin()
+        except SpeedoError as failed:
+            self._note(f"the master could not be started again: {failed}")
+            return False
+        self.start_tester()
+        self._note(f"another master has taken over, after {time.monotonic() - began:.1f} s")
+        return True
+
+    def _end(self) -> None:
+        """End the process, also one that hangs or is stopped: only then is its part in the run over for sure."""
+        with suppress(RayError):
+            ray.kill(self.actor)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self._process, signal.SIGKILL)
+        deadline = time.monotonic() + GONE_S
+        while time.monotonic() < deadline and os.path.exists(f"/proc/{self._process}"):
+            time.sleep(0.01)

@@ -1,0 +1,169 @@
+"""The journal of a master: what another one on its machine needs, besides the center, to take its place.
+
+The master writes it right before each version of the center can be seen. It is a mapped file with two halves, written
+by turns, each with length and checksum. So after a death at any instruction one half is whole, and is that of a version
+that is in the store, or of the one before. It costs no call of the system. It is no checkpoint: workers' solver
+histories, and what a merge rule keeps beside the center, are not in it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import xxhash
+from pydantic import TypeAdapter, ValidationError
+
+from speedo.messages import Merge, Part
+from speedo.run_dir.checkpoint_file import Counters
+from speedo.system.json_lines import line_of, values_of
+
+HALF_BYTES: Final = 1 << 20
+_NAME: Final = "journal-"  # and the epoch
+_HEAD: Final = struct.Struct("<QQ")  # length and checksum
+_COUNTERS: Final = TypeAdapter(Counters)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A master's counters at a version. `merges` made it since the version that was published before.
+
+    `merged` has the ticket of the last result of each worker that is in the center, `incarnations` those that workers
+    had. Without `whole` the center alone is not enough to continue from. `tests`: a test was under way. `records` is as
+    in a checkpoint.
+    """
+
+    counters: Counters
+    merges: tuple[Merge, ...] = ()
+    merged: Mapping[int, int] = field(default_factory=dict)
+    incarnations: Mapping[int, int] = field(default_factory=dict)
+    whole: bool = True
+    tests: bool = False
+    records: bytes = b""
+
+
+class Journal:
+    """Writes the journal of the master of this epoch in `folder`, and removes those of former ones once it is seen.
+
+    `counters`, `whole`, `tests` and `records` give what an entry has; `merged` and `incarnations` continue those of a
+    former master. Raises `OSError`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        epoch: int,
+        counters: Callable[[], Counters],
+        *,
+        whole: Callable[[], bool] = lambda: True,
+        tests: Callable[[], bool] = lambda: False,
+        records: Callable[[], bytes] = bytes,
+        merged: Mapping[int, int] = MappingProxyType({}),
+        incarnations: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._counters, self._whole = counters, whole
+        self._tests, self._records = tests, records
+        self._former = [
+            path for path in folder.glob(f"{_NAME}*") if path != folder / f"{_NAME}{epoch}"
+        ]
+        file = os.open(
+            folder / f"{_NAME}{epoch}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
+        try:
+            os.posix_fallocate(file, 0, 2 * HALF_BYTES)
+            self._memory = mmap.mmap(file, 2 * HALF_BYTES)
+        finally:
+            os.close(file)
+        self._half = 0
+        self._merges: list[Merge] = []
+        self._seen = False
+        self._merged, self._incarnations = dict(merged), dict(incarnations)
+
+    def merging(self, action: Merge) -> None:
+        """This merge is about to be carried out."""
+        if self._seen:
+            while self._former:  # a version of this master's is in the store
+                self._former.pop().unlink(missing_ok=True)
+            self._seen = False
+            self._merges.clear()
+        self._merges.append(action)
+        for part in action.parts:
+            self._merged[part.worker] = part.ticket
+            self._incarnations[part.worker] = part.incarnation
+
+    def publishing(self) -> None:
+        """The present version is about to be published."""
+        self._seen = True
+        said: dict[str, Any] = {
+            "counters": self._counters(),
+            "merged": list(self._merged.items()),
+            "incarnations": list(self._incarnations.items()),
+            "whole": self._whole(),
+            "tests": self._tests(),
+            "records": self._records().decode(),
+            "merges": self._merges,
+        }
+        line = line_of(said)
+        if (
+            len(line) > HALF_BYTES - _HEAD.size
+        ):  # of very many workers: their lines in the log are lost
+            line = line_of({**said, "merges": []})
+        at = self._half * HALF_BYTES
+        self._half = 1 - self._half
+        _HEAD.pack_into(self._memory, at, 0, 0)
+        start = at + _HEAD.size
+        self._memory[start : start + len(line)] = line
+        _HEAD.pack_into(self._memory, at, len(line), xxhash.xxh3_64_intdigest(line))
+
+
+def read_journals(folder: Path) -> list[JournalEntry]:
+    """The whole entries of all masters that have written in this folder, the newest first."""
+    found = []
+    for path in folder.glob(f"{_NAME}*"):
+        with suppress(OSError):
+            data = path.read_bytes()
+            found += [_entry(data[:HALF_BYTES]), _entry(data[HALF_BYTES:])]
+    entries = [entry for entry in found if entry is not None]
+    return sorted(entries, key=lambda one: (one.counters.epoch, one.counters.version), reverse=True)
+
+
+def _entry(half: bytes) -> JournalEntry | None:
+    if len(half) < _HEAD.size:
+        return None
+    length, digest = _HEAD.unpack_from(half)
+    line = half[_HEAD.size : _HEAD.size + length]
+    if not length or len(line) != length or xxhash.xxh3_64_intdigest(line) != digest:
+        return None
+    try:
+        said = values_of(line)
+        return JournalEntry(
+            _COUNTERS.validate_json(line_of(said["counters"])),
+            tuple(_merge(one) for one in said["merges"]),
+            dict(said["merged"]),
+            dict(said["incarnations"]),
+            said["whole"],
+            said["tests"],
+            said["records"].encode(),
+        )
+    except (ValueError, TypeError, LookupError, ValidationError):  # of another version
+        return None
+
+
+def _merge(values: dict[str, Any]) -> Merge:
+    return Merge(**{**values, "parts": tuple(map(_part, values["parts"])), "timings": ()})
+
+
+def _part(values: dict[str, Any]) -> Part:
+    losses = tuple(map(_number, values["losses"]))
+    return Part(**{**values, "loss": _number(values["loss"]), "losses": losses})
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

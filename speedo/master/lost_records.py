@@ -1,0 +1,60 @@
+"""Counts the records of results that were not merged, where nobody trains them again (`--data-share shard`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from speedo.messages import Action, Drop, Event, Finish, Joined, Left, Merge, Train, Trained
+
+
+@dataclass
+class LostRecords:
+    """An observer of the run, and the way of its actions: the last one says how many records were left out."""
+
+    left_out: int = 0
+    _per_step: dict[int, int] = field(default_factory=dict)  # by worker
+    _turns: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # worker and records, by ticket
+    _reported: set[int] = field(default_factory=set)  # tickets whose results have come
+
+    def saw(self, event: Event, now: float) -> None:
+        """See `Observer.saw`."""
+        match event:
+            case Joined():
+                self._lose(event.worker)
+                self._per_step[event.worker] = event.samples_per_step
+            case Left():
+                self._lose(event.worker)
+            case Trained() if event.ticket in self._turns:
+                self._reported.add(event.ticket)
+
+    def did(self, action: Action, now: float) -> None:
+        """See `Observer.did`; `with_records` has seen it."""
+
+    def with_records(self, action: Action) -> Action:
+        """The same action; the end of the run with the count."""
+        match action:
+            case Train():
+                per_step = self._per_step.get(action.worker, 0)
+                self._turns[action.ticket] = action.worker, action.all_steps * per_step
+            case Merge():
+                for part in action.parts:
+                    self._end(part.ticket)
+            case Drop() if action.decision != "late":
+                self.left_out += self._end(action.ticket)
+                if action.decision == "refused":  # what it was given ahead is void as well
+                    self._lose(action.worker)
+            case Finish():
+                return replace(action, left_out=self.left_out)
+        return action
+
+    def _end(self, ticket: int) -> int:
+        self._reported.discard(ticket)
+        return self._turns.pop(ticket, (0, 0))[1]
+
+    def _lose(self, worker: int) -> None:
+        """No result of this worker is to come, but for those that have."""
+        for ticket, (whose, _) in list(self._turns.items()):
+            if whose == worker and ticket not in self._reported:
+                self.left_out += self._end(ticket)

@@ -1,0 +1,80 @@
+"""What a master takes over from one that died or hung: the newest center that is whole, and the counters at it.
+
+The center is in the run's store, the counters in the journal (`speedo.master.journal`). Where these are not enough,
+because the merge rule or the solver's update keeps something beside the center, or the store has lost it, the run is
+resumed from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from speedo.engines.base import ModelEngine
+from speedo.errors import CheckpointError, PayloadError, StoreError
+from speedo.exchange.transfer import fetch_vector
+from speedo.exchange.vector import Layout, Vector
+from speedo.master.journal import JournalEntry, read_journals
+from speedo.messages import Kind, Merge
+from speedo.run.settings import RunSettings
+from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
+from speedo.run_dir.directory import CHECKPOINTS
+from speedo.storage import keys
+from speedo.storage.base import Store
+
+
+@dataclass
+class Takeover:
+    """Where a run goes on under another master, once it is asked for the checkpoint to begin from.
+
+    `merges` may be missing in the log. `merged` has the ticket of each worker's last result that is in the center,
+    `incarnations` the latest of each slot. `tests`: a test was under way, which nobody else will make. Without `newest`
+    the run goes back to a checkpoint, or to its beginning, and its workers with it.
+    """
+
+    store: Store
+    run_dir: Path
+    merges: tuple[Merge, ...] = ()
+    merged: Mapping[int, int] = field(default_factory=dict)
+    incarnations: Mapping[int, int] = field(default_factory=dict)
+    tests: bool = False
+    newest: bool = False
+
+    def as_checkpoint(
+        self, engine: ModelEngine, settings: RunSettings, mode: str
+    ) -> Checkpoint | None:
+        """What the former masters of this run have left; None if that is nothing. Raises `CheckpointError`."""
+        folder, layout = settings.near.folder, engine.layout
+        entries = read_journals(Path(folder)) if folder else []
+        self.incarnations = entries[0].incarnations if entries else {}
+        for entry in entries:
+            counters = entry.counters
+            if not entry.whole or (counters.run, counters.layout) != (settings.run, layout.digest):
+                continue
+            center = _center_of(entry, settings, layout, self.store)
+            if center is not None:
+                self.merges, self.merged = entry.merges, entry.merged
+                self.tests, self.newest = entry.tests, True
+                return Checkpoint(counters, center, records=entry.records)
+        kept = self.run_dir / CHECKPOINTS
+        return latest(kept)[1] if checkpoints_in(kept) else None
+
+    def counts(self, worker: int, ticket: int) -> bool:
+        """Whether this result of a former master's turn can still be merged."""
+        return self.newest and ticket > self.merged.get(worker, 0)
+
+
+def _center_of(
+    entry: JournalEntry, settings: RunSettings, layout: Layout, store: Store
+) -> Vector | None:
+    counters = entry.counters
+    key = keys.center(f"{settings.run}:{counters.epoch}", counters.version)
+    center = layout.zeros()
+    try:
+        header = fetch_vector(store, key, layout, Kind.CENTER, center)
+    except (PayloadError, StoreError, CheckpointError):
+        return None
+    return center if header.version == counters.version and np.isfinite(center).all() else None

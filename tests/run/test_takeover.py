@@ -1,0 +1,124 @@
+"""What a master takes over: the newest center that is whole, else a checkpoint, else the beginning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.exchange.transfer import put_vector
+from speedo.exchange.vector import Layout
+from speedo.master.journal import Journal
+from speedo.messages import Kind, Merge, Part
+from speedo.run.settings import Near, RunSettings
+from speedo.run.takeover import Takeover
+from speedo.run_dir.checkpoint_file import Checkpoint, Counters, write_checkpoint
+from speedo.run_dir.directory import CHECKPOINTS
+from speedo.storage import keys
+from speedo.storage.memory_store import MemoryStore
+
+ENGINE = QuadraticEngine(4)
+LAYOUT = ENGINE.layout
+
+
+def counters(version: int, epoch: int = 1, layout: Layout = LAYOUT) -> Counters:
+    return Counters("run", epoch, "async", version, version, version, version, 0.0, layout.digest)
+
+
+class Former:
+    """What a master of epoch 1 has left at versions 4 and 5, of which both are in the store."""
+
+    def __init__(self, folder: Path, *, whole: bool = True) -> None:
+        self.folder, self.store = folder, MemoryStore()
+        self.settings: Any = RunSettings(
+            "run",
+            "1",
+            None,
+            1,
+            (1,),
+            0,
+            1.0,
+            near=Near(folder=str(folder)),  # type: ignore[arg-type]
+        )
+        journal = Journal(folder, 1, lambda: counters(version), whole=lambda: whole)
+        for version in (4, 5):
+            journal.merging(
+                Merge(version, version, version, 1.0, (Part(0, 1, 100 + version, 1, 0, 0.0),))
+            )
+            journal.publishing()
+            self.put(version, np.full(4, version, np.float32))
+
+    def put(self, version: int, vector: Any) -> None:
+        said = {"version": version, "epoch": 1}
+        body = memoryview(vector).cast("B")
+        put_vector(self.store, keys.center("run:1", version), LAYOUT, Kind.CENTER, body, **said)
+
+    def checkpoint(self, version: int) -> None:
+        center = np.full(4, version, np.float32)
+        write_checkpoint(self.folder / CHECKPOINTS, Checkpoint(counters(version, 0), center))
+
+    def taken_over(self) -> tuple[Takeover, Checkpoint | None]:
+        found = Takeover(self.store, self.folder)
+        return found, found.as_checkpoint(ENGINE, self.settings, "async")
+
+
+def test_the_newest_version_and_what_is_merged_in_it(tmp_path: Path) -> None:
+    former = Former(tmp_path)
+    found, begun = former.taken_over()
+    assert begun is not None
+    assert (begun.counters, begun.center.tolist()) == (counters(5), [5.0] * 4)
+    assert found.newest
+    assert [one.version for one in found.merges] == [5]
+    assert not found.counts(0, 105)
+    assert found.counts(0, 106)
+    assert found.counts(1, 3)
+
+
+def test_the_one_before_if_the_newest_was_not_published(tmp_path: Path) -> None:
+    former = Former(tmp_path)
+    former.store.delete(keys.center("run:1", 5))
+    found, begun = former.taken_over()
+    assert begun is not None
+    assert (begun.counters.version, begun.center.tolist()) == (4, [4.0] * 4)
+    assert found.counts(0, 105)  # its merge is undone
+
+
+@pytest.mark.parametrize("fault", ["not finite", "another version", "of another net"])
+def test_a_center_that_is_not_whole_is_not_taken(tmp_path: Path, fault: str) -> None:
+    former = Former(tmp_path)
+    if fault == "not finite":
+        former.put(5, np.full(4, np.nan, np.float32))
+    elif fault == "another version":
+        vector = memoryview(np.zeros(4, np.float32)).cast("B")
+        key = keys.center("run:1", 5)
+        put_vector(former.store, key, LAYOUT, Kind.CENTER, vector, version=9, epoch=1)
+    else:
+        other = QuadraticEngine(3).layout
+        vector = memoryview(np.zeros(3, np.float32)).cast("B")
+        put_vector(former.store, keys.center("run:1", 5), other, Kind.CENTER, vector, version=5)
+    _, begun = former.taken_over()
+    assert begun is not None
+    assert begun.counters.version == 4
+
+
+def test_a_checkpoint_where_the_center_alone_is_not_enough(tmp_path: Path) -> None:
+    former = Former(tmp_path, whole=False)
+    found, begun = former.taken_over()
+    assert begun is None  # the beginning
+    former.checkpoint(2)
+    found, begun = former.taken_over()
+    assert begun is not None
+    assert begun.counters.version == 2
+    assert not found.newest
+    assert not found.counts(1, 10**9)
+    assert found.incarnations == {0: 1}
+
+
+def test_a_journal_of_another_run_is_not_read(tmp_path: Path) -> None:
+    former = Former(tmp_path)
+    former.settings = replace(former.settings, run="another")
+    assert former.taken_over()[1] is None

@@ -1,0 +1,294 @@
+"""Masters that are killed anywhere, one after another: the next goes on from the newest center, and no promise breaks.
+
+The store, the workers and the journal outlive each master, as they do on a machine. What is checked knows nothing of
+coordinator or journal: it follows what was received, merged and published.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from speedo.engines.quadratic import QuadraticEngine
+from speedo.master import center as center_module
+from speedo.master import journal as journal_module
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator
+from speedo.master.driver import Driver, Limits
+from speedo.master.journal import Journal
+from speedo.master.turn_book import Plan
+from speedo.messages import Action, Command, Event, Finish, Joined, Merge, Train, Trained
+from speedo.run.build import TICKETS_OF_AN_EPOCH
+from speedo.run.config.run_config import make_config
+from speedo.run.takeover import Takeover
+from speedo.run_dir.checkpoint_file import Counters
+from speedo.sgd_modes.registry import make_strategy
+from speedo.storage.memory_store import MemoryStore
+from speedo.study.simulation.simulator import SimulatedCluster
+from speedo.study.simulation.world import World
+from speedo.worker.turn import Worker
+
+SIZE, BATCH = 6, 4
+RUNS = int(os.environ.get("SPEEDO_TAKEOVERS", "30"))  # of each mode; `make faults` has 1,000
+MODES = ("sync", "async", "easgd", "partial", "weed-out")
+
+
+class KilledError(Exception):
+    """The master is no more."""
+
+
+class Line(SimulatedCluster):
+    """A cluster whose workers follow one master after another, as `WorkerActor.follow` has them do."""
+
+    epoch = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.last: dict[int, tuple[Train, Trained]] = {}
+        self.doing: dict[int, Train] = {}
+        self.dies = lambda: None
+
+    def follow(self, epoch: int) -> None:
+        """Whoever has no turn joins at once, the others when theirs has ended."""
+        self.epoch, self.run = epoch, f"line:{epoch}"
+        for worker in list(self._workers):
+            if worker not in self.doing:
+                self.at(self.now, partial(self._rejoin, worker, self._workers[worker].incarnation))
+
+    def _join(self, worker: int) -> Event | None:
+        joined = super()._join(worker)
+        self._workers[worker].epoch = self.epoch
+        return joined
+
+    def send(self, command: Command) -> None:
+        self.dies()
+        if isinstance(command, Train):
+            self.doing[command.worker] = command
+        super().send(command)
+
+    def _turn(
+        self, worker: Worker, command: Train, poisoned: bool = False, again: bool = False
+    ) -> Event | None:
+        if not self._present(worker):
+            return None
+        result = self.outcome(worker, command)
+        assert isinstance(result, Trained), result
+        self.doing.pop(command.worker, None)
+        self.last[command.worker] = command, result
+        if command.ticket // TICKETS_OF_AN_EPOCH != self.epoch:
+            return self._rejoin(command.worker, command.incarnation)
+        return result
+
+    def _rejoin(self, worker: int, incarnation: int) -> Event | None:
+        former = self._workers.get(worker)
+        if former is None or former.incarnation != incarnation or former.epoch == self.epoch:
+            return None
+        own = Worker(
+            self.run, worker, incarnation, former.engine, self.store, self.clock, self.epoch
+        )
+        own.samples, self._workers[worker] = former.samples, own
+        command, handed = self.last.pop(worker, (None, None))
+        begun = 0
+        if handed is not None:
+            assert command is not None
+            begun = command.version
+            if not self.counts(worker, handed.ticket):
+                handed = None
+            else:
+                self.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
+                self.at(self.now, partial(lambda one: one, handed))
+        return Joined(worker, incarnation, own.engine.samples_per_step, handed=handed, begun=begun)
+
+    counts: Callable[[int, int], bool]
+    handed: dict[int, int]
+
+
+class Witness:
+    """An observer that follows the line of versions that were published, whoever made them."""
+
+    def __init__(self, first: np.ndarray[Any, Any], adds: bool) -> None:
+        self.line: list[tuple[Merge, np.ndarray[Any, Any]]] = []  # with the center after it
+        self.brought: set[int] = set()  # tickets that a former master had given out
+        self.first, self.adds = first, adds
+        self.finish: Finish | None = None
+        self.center: Center
+
+    def saw(self, event: Event, now: float) -> None:
+        pass
+
+    def did(self, action: Action, now: float) -> None:
+        if isinstance(action, Finish):
+            self.finish = action
+
+    def merged(self, merge: Merge, payloads: list[np.ndarray[Any, Any]]) -> None:
+        """A merge has been carried out in memory; it is in the line until a successor begins before it."""
+        assert merge.version == len(self.line) + 1
+        before = self.line[-1][1] if self.line else self.first
+        after = self.center.vector.copy()
+        if self.adds:
+            expected = before + np.float32(merge.rate) * sum(payloads)
+            np.testing.assert_allclose(after, expected, rtol=1e-5, atol=1e-6)
+        assert np.isfinite(after).all()
+        tickets = [part.ticket for part in merge.parts]
+        self.brought.update(
+            one for one in tickets if one // TICKETS_OF_AN_EPOCH < self.center.epoch
+        )
+        self.line.append((merge, after))
+
+    def taken_over(self, version: int, center: np.ndarray[Any, Any], published: int) -> None:
+        assert published <= version <= len(self.line), "a published version is undone"
+        del self.line[version:]
+        np.testing.assert_array_equal(center, self.line[-1][1] if self.line else self.first)
+
+    def check(self) -> None:
+        parts = [part for merge, _ in self.line for part in merge.parts]
+        keys = [(part.worker, part.incarnation, part.ticket) for part in parts]
+        assert len(set(keys)) == len(keys), "merged twice"
+        assert all(part.staleness >= 0 for part in parts)
+        samples = 0
+        for merge, _ in self.line:
+            samples += sum(part.samples for part in merge.parts)
+            assert (merge.samples_seen, merge.iteration) == (samples, samples // BATCH)
+
+
+def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How many masters there were, and how many results were brought from one to the next and merged."""
+    chance = random.Random(f"takeover {mode} {seed}")
+    workers = chance.randint(1, 4)
+    options: dict[str, Any] = {"mode": mode, "workers": workers}
+    options["local_steps"] = chance.choice((1, 1, 3))
+    plan = Plan(BATCH, chance.randint(20, 60), workers)
+    config = make_config(options)
+    world = World(
+        latency_s=chance.choice((0.0, 0.001, 0.05)),
+        jitter=chance.choice((0.0, 0.5)),
+        slowness=lambda worker: (1.0, 1.0, 3.0, 0.5)[worker % 4],
+    )
+    store = MemoryStore(clock=lambda: cluster.now)
+
+    def engine(rank: int) -> QuadraticEngine:
+        return QuadraticEngine(SIZE, seed=seed, rank=rank, batch=BATCH, lr=0.05, noise=0.01)
+
+    cluster = Line(world, store, "line:0", engine, seed)
+    for worker in range(workers):
+        cluster.join(worker)
+    layout = engine(0).layout
+    first = layout.zeros()
+    engine(0).read_weights(first)
+    adds = mode == "async"
+    witness = Witness(first.copy(), adds)
+    settings: Any = SimpleNamespace(run="line", near=SimpleNamespace(folder=str(folder)))
+    epoch, often = 0, chance.choice((0.004, 0.02, 0.08))
+    former: Takeover | None = None
+    counters: Counters | None = None
+    while True:
+        coordinator = Coordinator(
+            make_strategy(config, BATCH, samples=0 if counters is None else counters.samples),
+            plan,
+            version=0 if counters is None else counters.version,
+            samples=0 if counters is None else counters.samples,
+            first_ticket=epoch * TICKETS_OF_AN_EPOCH + 1,
+            received=0 if counters is None else counters.received,
+            started=former is not None,
+        )
+        vector = first.copy()
+        center = Center(f"line:{epoch}", vector, layout, store, coordinator.version, epoch)
+        witness.center = center
+        published = coordinator.version if former is not None else 0
+
+        def dies(epoch: int = epoch) -> None:
+            if epoch < 40 and chance.random() < often:
+                raise KilledError
+
+        def reached(point: str, center: Center = center) -> None:
+            nonlocal published
+            if point == "master-published":
+                published = center.version
+            dies()
+
+        def counted(coordinator: Coordinator = coordinator, epoch: int = epoch) -> Counters:
+            places = coordinator.version, coordinator.iteration, coordinator.samples
+            return Counters("line", epoch, mode, *places, coordinator.received, 0.0, layout.digest)
+
+        journal = Journal(
+            folder,
+            epoch,
+            counted,
+            merged={} if former is None else former.merged,
+            incarnations={} if former is None else former.incarnations,
+        )
+
+        def publishing(journal: Journal = journal) -> None:
+            journal.publishing()
+            dies()
+
+        def merge(
+            action: Merge, before: int, *, more: bool = False, center: Center = center
+        ) -> Merge:
+            payloads = [
+                center._payloads[part.worker, part.ticket].vector.copy() for part in action.parts
+            ]
+            publish, center.publishing = center.publishing, lambda: None
+            center.publishing = lambda: (witness.merged(action, payloads), publish())[1]
+            try:
+                return Center.merge(center, action, before, more=more)
+            finally:
+                center.publishing = publish
+
+        center.publishing = publishing
+        center.merge = merge  # type: ignore[method-assign]
+        monkeypatch.setattr(center_module, "reached", reached)
+        cluster.dies, cluster.version = dies, lambda one=coordinator: one.version
+        cluster.counts = (lambda *_: False) if former is None else former.counts
+        cluster.handed = center.handed
+        driver = Driver(
+            coordinator, center, cluster, witness, cluster.clock, Limits(), journal=journal
+        )
+        try:
+            driver.run()
+            break
+        except KilledError:
+            epoch += 1
+        former = Takeover(store, folder)
+        begun = former.as_checkpoint(engine(0), settings, mode)
+        if begun is None:  # killed before it had published anything
+            assert published == 0
+            former, counters = Takeover(store, folder), None
+            witness.taken_over(0, first, 0)
+        else:
+            counters = begun.counters
+            first = begun.center
+            witness.taken_over(counters.version, first, published)
+        cluster.follow(epoch)
+    assert witness.finish is not None
+    assert witness.finish.complete, witness.finish
+    witness.check()
+    return epoch, len(witness.brought)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_promises_hold_however_often_the_master_is_killed(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "HALF_BYTES", 1 << 14)  # a quarter of the time
+    kills = brought = 0
+    for seed in range(RUNS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        try:
+            masters, results = run(mode, seed, folder, monkeypatch)
+        except Exception as error:
+            error.add_note(f"mode {mode}, seed {seed}")
+            raise
+        kills += masters
+        brought += results
+    assert kills > 2 * RUNS
+    assert brought > RUNS // 2
