@@ -35,8 +35,9 @@ from bench.support import table
 from bench.support.figures import MeasureError
 from bench.support.machine import heading
 from bench.support.processes import MARK, child, end_by_signals, last_words, processes
-from bench.support.runs import START_S, result_of
+from bench.support.runs import START_S
 from bench.support.timed import FIRST_TURNS, Follower
+from speedo.run_dir.directory import CHECKPOINTS, METRICS
 from tests.faults.invariants import broken, read_lines
 from tests.support.bundled_nets import Bench
 from tests.support.network import Host, network
@@ -109,6 +110,7 @@ def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Rando
         follower = Follower(run_dir)
         # A team reports for its workers by its leader alone.
         follower.wait(command, lambda: follower.total() >= FIRST_TURNS * WORKERS, 2 * START_S)
+        follower.wait(command, lambda: any((run_dir / CHECKPOINTS).glob("*")))
         began = merged_at = time.monotonic()
         first, before = follower.samples, follower.seconds
         end = began + 60 * asked.minutes
@@ -128,8 +130,9 @@ def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Rando
                 if (kind := kill(chance, mark, asked.servers != "0")) is not None:
                     seen.pauses.append((kind, 0.0))
         seen.seconds, seen.records = time.monotonic() - began, follower.samples - first
-    seen.restarts = len(result_of(run_dir)["master_restarts"])
-    seen.problems = broken(read_lines(run_dir / "metrics.jsonl"), None, gap_s=LONGEST_S)
+    lines = read_lines(run_dir / METRICS)
+    seen.restarts = sum(line["event"] == "resumed" for line in lines)
+    seen.problems = broken(lines, None, gap_s=LONGEST_S)
     return seen
 
 
@@ -188,8 +191,8 @@ def main() -> int:
             goodput = seen.speed / calm.speed
             print(
                 f"{mode}: goodput {goodput:.1%} ({seen.speed:,.0f} of {calm.speed:,.0f} records/s), "
-                f"{len(seen.pauses)} kills in {seen.seconds:.0f} s, {seen.restarts} restarts of the master by its "
-                f"command, {len(seen.problems)} broken promises",
+                f"{len(seen.pauses)} kills in {seen.seconds:.0f} s, {seen.restarts} restarts of the master, "
+                f"{len(seen.problems)} broken promises",
                 flush=True,
             )
             for problem in [*calm.problems, *seen.problems][:10]:

@@ -30,6 +30,7 @@ from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, LOGS
+from speedo.run_dir.fence import Fence, claim
 from speedo.system.daemon_thread import within
 
 ANSWER_S: Final = 60.0
@@ -43,14 +44,15 @@ PASSING: Final = (ClusterError, EngineError, StoreError)
 @dataclass
 class Attempt:
     """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
-    checkpoint. What comes to be known of it: its directory, when it began to train, the signals that stop it, and
-    whether it has come to its end.
+    checkpoint, `epoch` that of its last master. What comes to be known of it: its directory, when it began to train,
+    the signals that stop it, and whether it has come to its end.
     """
 
     config: RunConfig
     restarts: Restarts
     causes: tuple[str, ...] = ()
     anew_in: Path | None = None
+    epoch: int | None = None
     run_dir: Path | None = None
     since: float | None = None
     stopped: list[str] | None = None
@@ -62,6 +64,20 @@ class Attempt:
         prepared = prepare_it(self.config, note, self.anew_in)
         self.run_dir = prepared.run_dir
         return prepared
+
+    def claims(self, run_dir: Path, *, continues: bool) -> int:
+        """The epoch of its next master: 0 in a directory that is new, else above all before.
+
+        Raises `FencedError` if another command has taken over the run since its last one, which stood still.
+        """
+        self.require_ours(run_dir)
+        self.epoch = claim(run_dir) if continues else 0
+        return self.epoch
+
+    def require_ours(self, run_dir: Path) -> None:
+        """Raises `FencedError` if another command has taken over the run."""
+        if self.epoch is not None:
+            Fence(run_dir, self.epoch, time.monotonic).require()
 
     def trains(self) -> None:
         """From now on the run counts as begun."""
@@ -98,6 +114,7 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
     )
     if run_dir is None or attempt.stopped or attempt.over or not (interrupted or starts_again):
         raise error
+    attempt.require_ours(run_dir)
     # One that has trained had started well: it needs no pause.
     up_s = 0.0 if attempt.since is None else max(time.monotonic() - attempt.since, AT_WORK_S)
     pause_s = attempt.restarts.pause_after(up_s)
@@ -116,7 +133,7 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
         f"warning: {why}: the run begins again{after} {place}, restart {attempt.restarts.used} of {most}"
     )
     _wait(pause_s, run_dir, note)
-    return Attempt(config, attempt.restarts, (*attempt.causes, why), anew_in)
+    return Attempt(config, attempt.restarts, (*attempt.causes, why), anew_in, attempt.epoch)
 
 
 def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:

@@ -41,7 +41,7 @@ from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
-from speedo.run_dir.fence import claim, owned
+from speedo.run_dir.fence import owned
 from speedo.system.appended import AppendedLines, length_of
 from speedo.version import VERSION
 from speedo.watch.console import Watch
@@ -283,7 +283,7 @@ def _start(
         if not prepared.continues:
             discard_run_dir(prepared.run_dir)
         raise
-    epoch = claim(prepared.run_dir) if prepared.continues else 0
+    epoch = attempt.claims(prepared.run_dir, continues=prepared.continues)
     settings = prepared.settings.started(store.url, store.ca_pem, nearby, epoch)
     settings = replace(settings, master_restarts=attempt.causes)
     copy = None

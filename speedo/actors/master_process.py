@@ -22,7 +22,6 @@ from speedo.errors import SpeedoError
 from speedo.run.prepare import Prepared
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
-from speedo.run_dir.fence import Fence, claim
 
 THREADS: Final = 16
 HUNG_S: Final = 20.0  # without an answer
@@ -90,7 +89,7 @@ class MasterProcess:
         if config.own or self.settings.serves or self._process == 0:
             return False  # what scripts and servers know of their master is its alone
         # A command that was stopped for long finds another one's master: that one's epoch is not to be raised.
-        Fence(self._prepared.run_dir, self.settings.epoch, time.monotonic).require()
+        self._attempt.require_ours(self._prepared.run_dir)
         pause = self._attempt.restarts.pause_after(time.monotonic() - self._since)
         if pause is None:
             return False
@@ -102,7 +101,7 @@ class MasterProcess:
         began = time.monotonic()
         self._note(f"warning: {why}; another one takes over")
         time.sleep(pause)
-        epoch = claim(self._prepared.run_dir)
+        epoch = self._attempt.claims(self._prepared.run_dir, continues=True)
         self.settings = self.settings.for_successor(epoch, why)
         self._attempt.causes = self.settings.master_restarts
         self._spawn(None, takes_over=True)

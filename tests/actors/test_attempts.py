@@ -24,6 +24,7 @@ from speedo.errors import (
 from speedo.run.config.run_config import RunConfig, make_config
 from speedo.run.result import RunResult
 from speedo.run_dir.directory import CHECKPOINTS
+from speedo.run_dir.fence import claim, epoch_of
 
 DEAD = RunInterrupted("Ray's raylet process on this machine died", "; continue with --resume run")
 Step = Callable[[Attempt], None]
@@ -157,6 +158,35 @@ def test_a_run_that_was_asked_to_stop_is_not_continued(tmp_path: Path) -> None:
     with pytest.raises(RunInterrupted):
         trials.run(config())
     assert len(trials.seen) == 1
+
+
+def test_a_run_that_another_command_has_taken_over_is_left_to_it(tmp_path: Path) -> None:
+    run_dir = with_checkpoint(tmp_path)
+
+    def taken_over(attempt: Attempt) -> None:
+        attempt.epoch = 0
+        attempt.trains()
+        claim(run_dir)  # by another command, while all of ours stood still
+        raise DEAD
+
+    trials = Trials(run_dir, taken_over)
+    with pytest.raises(FencedError, match="its epoch is 1, ours 0"):
+        trials.run(config())
+    assert len(trials.seen) == 1
+
+    def too_late(attempt: Attempt) -> None:
+        claim(run_dir)
+        attempt.claims(run_dir, continues=True)
+
+    trials = Trials(run_dir, lambda attempt: ours(attempt, run_dir), too_late)
+    with pytest.raises(FencedError, match="its epoch is 3, ours 2"):
+        trials.run(config())
+    assert epoch_of(run_dir) == 3
+
+
+def ours(attempt: Attempt, run_dir: Path) -> None:
+    attempt.claims(run_dir, continues=True)
+    trained(DEAD)(attempt)
 
 
 def test_a_signal_in_the_pause_ends_it_in_words(tmp_path: Path) -> None:

@@ -52,12 +52,14 @@ def test_what_a_resume_undid_is_left_out(tmp_path: Path) -> None:
     run = history(
         tmp_path, joined(0.0, 0), merged(1.0, 1), merged(2.0, 2), merged(3.0, 3),
         {"time": 3.5, "event": "test", "version": 1, "iteration": 3, "metrics": {"accuracy": 0.1}},
-        {"time": 9.0, "event": "resumed", "epoch": 2, "version": 2, "iteration": 2, "samples": 20},
+        {"time": 9.0, "event": "resumed", "epoch": 2, "version": 2, "iteration": 2, "samples": 20,
+         "cause": "no raylet"},
         joined(10.0, 0), merged(11.0, 3, loss=0.5), merged(12.0, 4, loss=0.5),
         {"time": 13.0, "event": "test", "version": 1, "iteration": 4, "metrics": {"accuracy": 0.9}},
     )  # fmt: skip
     assert (run.ends, run.losses, run.resumes) == ([10, 20, 30, 40], [1.0, 1.0, 0.5, 0.5], [20])
     assert run.accuracies() == [(40, 12.0, 0.9)]
+    assert run.master_restarts == ["no raylet"]
     assert [(life.began, life.ended, life.cause) for life in run.lives] == [
         (0.0, 9.0, "the master ended"),
         (10.0, None, ""),
