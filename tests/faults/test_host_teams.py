@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.invariants import Line
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.support.commands import Commands
+from tests.support.invariants import Line
 from tests.support.network import Host, network
 from tests.support.sabotaged_net import order
 
