@@ -154,9 +154,10 @@ def told_of(prepared: Prepared, lost: Callable[[], str | None]) -> Iterator[None
     """Turns errors about the master's process, and those that come of what is `lost` on this machine, into ours."""
     try:
         yield
-    except (RunInterrupted, FencedError, ConfigError):
-        raise
     except Exception as error:
+        cause = getattr(error, "cause", None) or error  # what Ray brings from an actor has one
+        if isinstance(cause, (RunInterrupted, FencedError, ConfigError)):
+            raise cause from None
         if why := lost():  # whatever has failed for that
             raise RunInterrupted(why, way_on(prepared.run_dir)) from None
         _tell_in_our_words(error, prepared)

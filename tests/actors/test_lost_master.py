@@ -15,7 +15,7 @@ import pytest
 
 from speedo.actors.join import worker_command
 from speedo.actors.join.host_node import NotAMasterError, _error
-from speedo.errors import ClusterError, RunInterrupted
+from speedo.errors import ClusterError, EngineError, FencedError, RunInterrupted, StoreError
 
 MISMATCH = (
     "The cluster was started with: Ray: {} Python: {} This process on 10.0.0.8 was started with: Ray: 2.60.0 "
@@ -42,6 +42,31 @@ def test_a_start_on_one_machine_ends_with_a_sentence(tmp_path: Path) -> None:
             raise error
         with pytest.raises(RunInterrupted, match="raylet"), told_of(prepared, lambda: "no raylet"):
             raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "ours", "told"),
+    [
+        (StoreError("away; iteration 5 is kept"), True, RunInterrupted),  # a new Redis may do
+        (StoreError("away; iteration 5 is kept"), False, StoreError),
+        (FencedError("another master"), True, FencedError),
+        (OSError("no space left"), True, EngineError),
+        (ZeroDivisionError("of a bug"), True, ZeroDivisionError),
+    ],
+)
+def test_what_ends_the_master_is_told_as_what_it_is(
+    tmp_path: Path, error: Exception, ours: bool, told: type[Exception]
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    from speedo.actors.attempts import told_of
+
+    settings = SimpleNamespace(redis_is_ours=ours)
+    prepared: Any = SimpleNamespace(run_dir=tmp_path, settings=settings)
+    with pytest.raises(Exception, match=str(error)) as caught, told_of(prepared, lambda: None):
+        raise RayTaskError("run", "traceback of a bug", error).as_instanceof_cause()
+    assert isinstance(caught.value, told)
+    assert isinstance(caught.value, RunInterrupted) == (told is RunInterrupted)
 
 
 def said_of(address: str, timeout_s: float, words: Path) -> tuple[str, list[str]]:
