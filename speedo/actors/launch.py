@@ -356,8 +356,10 @@ def _follow(
     with _told_of(prepared):
         while not ray.wait([run], timeout=LOOK_S)[0]:
             if stopped and not told:
-                watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
-                master.stop.remote(f"stopped by {stopped[0]}")
+                text = f"{stopped[0]}: stopping; the model so far is tested and exported"
+                within_s = prepared.config.grace if stopped[0] == "SIGTERM" else 0.0
+                watch.note(f"{text}, within {within_s:g} s" if within_s else text)
+                master.stop.remote(f"stopped by {stopped[0]}", within_s)
                 told = True
             if host is not None and host.last_died is not None and not told:
                 master.stop.remote(f"{died}: {host.last_died}")

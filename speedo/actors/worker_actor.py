@@ -153,6 +153,7 @@ class WorkerActor:
         from speedo.run.between_hosts import between_hosts_of
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
+        from speedo.run.scratch import LEAVES
         from speedo.worker.overlapping_turns import OverlappingWorker
         from speedo.worker.turn import Worker
 
@@ -199,6 +200,7 @@ class WorkerActor:
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
             factors=settings.factors,
+            leaves=(self._scratch.parent / LEAVES).exists,
         )
         if place.history is not None:
             self._worker.trains_alone()
