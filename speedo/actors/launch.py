@@ -383,17 +383,19 @@ def _follow_one(
     told = False
     next_status = 0.0
     while not ray.wait([master.run], timeout=LOOK_S)[0]:
-        reason = ""
+        reason, within_s = "", 0.0
         if stopped:
             reason = f"stopped by {stopped[0]}"
+            within_s = servers.prepared.config.grace if stopped[0] == "SIGTERM" else 0.0
         elif died and host.last_died is not None:
             reason = f"{died}: {host.last_died}"
         elif (bad := servers.records.problem()) is not None:
             reason = bad
         if reason and not told:
             if stopped:
-                watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
-            master.actor.stop.remote(reason)
+                text = f"{stopped[0]}: stopping; the model so far is tested and exported"
+                watch.note(f"{text}, within {within_s:g} s" if within_s else text)
+            master.actor.stop.remote(reason, within_s)
             told = True
         if master.tester is not None and ray.wait([master.tester], timeout=0)[0]:
             tester, master.tester = master.tester, None

@@ -208,12 +208,12 @@ class MasterActor:
             if self._servers is not None:
                 self._servers.close()
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, within_s: float = 0.0) -> None:
         if self._servers is not None:
             self._servers.stop(reason)
         if self._training is None:
             self._start.stop(reason)
-        self._cluster.stop(reason)
+        self._cluster.stop(reason, within_s)
 
     def status(self) -> Status:
         status = (self._training or self._parts).status()
@@ -361,6 +361,14 @@ class MasterActor:
     def want(self, workers: int) -> None:
         """This is the number of workers that the user wants; who places them is not the master."""
         self._host_manager.want(workers)
+
+    def tell_to_leave(self, host: str, within_s: float) -> str:
+        """See `HostManager.tell_to_leave`."""
+        return self._host_manager.tell_to_leave(host, within_s)
+
+    def host_leaves(self, host: str, why: str) -> bool:
+        """See `HostManager.host_leaves`."""
+        return self._host_manager.host_leaves(host, self._places.get(host, ()), why)
 
     def farewell(self, host: str) -> None:
         """This host has released its workers."""

@@ -26,6 +26,7 @@ from speedo.messages import (
     Evaluate,
     Event,
     Joined,
+    Leaving,
     Left,
     Pause,
     Refused,
@@ -174,8 +175,12 @@ class RayCluster:
         self.script_tests = ScriptTests(self._events.put)
         return self.script_tests
 
-    def stop(self, reason: str) -> None:
-        self._events.put(StopAsked(reason))
+    def stop(self, reason: str, within_s: float = 0.0) -> None:
+        self._events.put(StopAsked(reason, within_s))
+
+    def leave(self, worker: int, incarnation: int, cause: str) -> None:
+        """Have a live worker hand in what it has; it is evicted then."""
+        self._events.put(Leaving(worker, incarnation, cause))
 
     # ------------------------------------------------------------ Cluster
 

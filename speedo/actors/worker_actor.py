@@ -215,6 +215,7 @@ class WorkerActor:
         from speedo.run.between_hosts import between_hosts_of
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
+        from speedo.run.scratch import LEAVES
         from speedo.worker.overlapping_turns import OverlappingWorker
         from speedo.worker.turn import Worker
 
@@ -236,6 +237,7 @@ class WorkerActor:
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
             factors=settings.factors,
+            leaves=(self._scratch.parent / LEAVES).exists,
         )
         self._turn: Callable[[Train], Trained] = self._worker.turn
         if self._pipeline is not None:

@@ -1,4 +1,4 @@
-"""`speedo status`, `speedo stop` and `speedo scale`: show and control the runs on this machine."""
+"""`speedo status`, `stop`, `scale` and `leave`: show and control the runs on this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from click.core import ParameterSource
 
 from speedo.cli.page import json_option
 from speedo.cli.say import say
+from speedo.cli.units import parse_notice
 from speedo.errors import ClusterError
 from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.run_dir.directory import METRICS
-from speedo.watch.control_socket import RunGone, RunSocket, running
+from speedo.watch.control_socket import HOST_SUFFIX, RunGone, RunSocket, running
 from speedo.watch.status_text import lines_of, outcome_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -153,6 +154,59 @@ def scale(workers: int, run: str | None, as_json: bool) -> None:
     socket = only() if run is None else find(run)
     answer = socket.ask("scale", timeout_s=SCALE_S, workers=workers)
     _print(answer, as_json, [str(answer["said"])])
+
+
+@click.command()
+@click.argument("host", required=False, metavar="[HOST]")
+@click.option(
+    "--in",
+    "notice",
+    default="25s",
+    show_default=True,
+    metavar="TIME",
+    help="Time that is left, as in 30s or 2m; 0: leave at once.",
+)
+@click.option(
+    "--run",
+    default=None,
+    metavar="RUN",
+    help="The run of HOST, if you have several: its directory, or characters of its id.",
+)
+@json_option
+def leave(host: str | None, notice: str, run: str | None, as_json: bool) -> None:
+    """Let a host leave its run before its time is over, as a spot machine that was given notice.
+
+    Its workers get no more turns. Each ends its present turn after the solver step that it is at; the result is merged
+    with its samples counted, and records that were leased are given back. Then `speedo worker` ends with status 0. The
+    others train on. Whatever is not ready within the time is lost, as if the host had died.
+
+    Without HOST, the `speedo worker` commands on this machine leave: for whatever reads the notice of your cloud.
+    SIGTERM to `speedo worker` does the same, within its --grace, and ends it with status 143. With HOST, on the
+    master's machine, a host of that run leaves: by its name with all its commands, by the name that `speedo status`
+    shows with one. This command does not wait.
+
+    \b
+    speedo leave --in 30s
+    speedo leave node2
+    speedo leave node2:3f9a1c --in 2m
+
+    Exit status: 0 once it is told, or 1 if there is no such host.
+    """
+    seconds = parse_notice(notice)
+    if host is not None:
+        socket = only() if run is None else find(run)
+        told = [socket.ask("leave", host=host, seconds=seconds)]
+    elif run is not None:
+        raise click.UsageError("--run is for a HOST of that run: name the host, too")
+    else:
+        here = running(HOST_SUFFIX)
+        if not here:
+            raise ClusterError(
+                "no `speedo worker` of yours has joined a run on this machine: on the master's machine name the host "
+                "that is to leave, as in `speedo leave node2`"
+            )
+        told = [one.ask("leave", seconds=seconds) for one in here]
+    _print({"told": told}, as_json, [str(one["said"]) for one in told])
 
 
 def everything() -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ GROUPS: Final = {
         "server": ("join.server", "Serve a range of the center of a master started with --servers, without training."),
         "launch": ("launch.launch", "Train on many hosts over ssh."),
         "scale": ("control.scale", "Change the number of workers of a run."),
+        "leave": ("control.leave", "Let a host go, once its workers have handed in their results."),
         "stop": ("control.stop", "End a run early; its model is tested and exported."),
     },
     "Look": {

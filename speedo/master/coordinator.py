@@ -19,6 +19,8 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is refused,
   it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
   or end; its payload is the center that it made.
+- *Leaving* (`speedo.master.leaving`). Who is to leave gets no other turn; its present ones may end early, as their
+  results say. A stretch ends early for all its members, after the same round.
 - *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
 - *Bad results.* For the strategy a worker whose payload is refused has left and joined again, so no worker waits for
   the lost result. After `STRIKES` such results in a row the worker is set aside.
@@ -193,8 +195,7 @@ class Coordinator(TurnBook):
         before, member.pauses = member.pauses, not event.over
         if member.pauses and not before:
             self._withdraw(event.worker, member, "it pauses", actions)
-        team = self._teams.get(member.unit)
-        stretch = None if team is None else team.stretch
+        stretch = self.stretch_of(member)
         if stretch is not None and stretch.has_answer_of(event.worker):
             # Its result is in the center once the others have answered.
             stretch.tests += event.tests
@@ -236,8 +237,8 @@ class Coordinator(TurnBook):
         """Its payload is received once all members have answered."""
         part = self._end_turn(event, member, turn, stretch.leader)
         team = self._teams[stretch.unit]
-        if event.pauses:
-            member.pauses = True
+        if event.pauses or member.leaves:
+            member.pauses = member.pauses or event.pauses
             team.remove(event.worker)
             self._parked.add(event.worker)
         if stretch.void:
@@ -274,8 +275,7 @@ class Coordinator(TurnBook):
     def _received_stretch(self, result: Trained | Refused) -> Stretch | None:
         """The stretch whose members have all answered, if this is its leader's result, which stands for all."""
         member = self.members.get(result.worker)
-        team = None if member is None else self._teams.get(member.unit)
-        stretch = None if team is None else team.stretch
+        stretch = None if member is None else self.stretch_of(member)
         if stretch is None or stretch.result is None or stretch.owing:
             return None
         return stretch if stretch.result.ticket == result.ticket else None

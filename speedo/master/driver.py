@@ -22,6 +22,7 @@ from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.journal import Journal
+from speedo.master.leaving import Leavers, Notice
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
     ALL_TRAINED,
@@ -42,6 +43,7 @@ from speedo.messages import (
     Finish,
     Joined,
     KeepBest,
+    Leaving,
     Left,
     Merge,
     Pause,
@@ -147,12 +149,14 @@ class Driver:
     _last_merge: float = 0.0
     _finish: Finish | None = None
     _more_tests: int = MOST_TRIES - 1
+    _notice: Notice = field(default_factory=Notice)
 
     def __post_init__(self) -> None:
         outstanding = self.coordinator.outstanding
         self._limit = TimeLimit(self.coordinator.stopping.rules.max_seconds, self.seconds_before)
         self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
         self._turns = TurnsUnderWay(outstanding, self._deadlines)
+        self._leavers = Leavers(self.coordinator)
 
     @property
     def seconds(self) -> float:
@@ -173,9 +177,9 @@ class Driver:
         while self._finish is None:
             self._step()
         if self._first_train is not None:
+            self._checkpoint()  # first: there may be no time for the rest
             if self.final_test:
                 self._test(Evaluate(self.center.version, self.coordinator.iteration))
-            self._checkpoint()
             self._last_snapshot()
         while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
@@ -212,6 +216,9 @@ class Driver:
             else:  # not those whose deadline passed meanwhile: their results may wait already
                 for overdue in self._overdue(now):
                     self._take(overdue)
+        for left in self._leavers.done():
+            self.cluster.evict(left.worker, left.incarnation, left.cause, for_good=True)
+            self._take(left)
         if self._finish is None and (elapsed := self._limit.passed(self.clock())):
             self._take(elapsed)
         if self.checkpoints is not None:
@@ -251,6 +258,11 @@ class Driver:
                 self._turns.measure(event.worker, event.ticket, self._heard)
         elif isinstance(event, Tested):
             self._on_tested(event)
+        elif isinstance(event, Leaving):
+            self._leavers.told(event)
+        elif isinstance(event, StopAsked):
+            self._notice.given(now, event.within_s)
+            self._wait_for_tests()
         elif isinstance(event, Testing):
             self._wait_for_tests()
         elif isinstance(event, Pause) and event.tests:
@@ -357,7 +369,8 @@ class Driver:
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:
-            for command in self.checkpoints.begin(self.coordinator, self.seconds, self.clock()):
+            now, within_s = self.clock(), self._notice.for_histories_s
+            for command in self.checkpoints.begin(self.coordinator, self.seconds, now, within_s):
                 self.cluster.send(command)
 
     def _last_snapshot(self) -> None:
@@ -406,13 +419,15 @@ class Driver:
         self.center.hold(command.version)
         if self.best is not None:
             self.best.begin(command.version)
-        self._tests[command.version] = self.clock() + self.limits.test_s * (len(self._tests) + 1)
+        deadline = self.clock() + self.limits.test_s * (len(self._tests) + 1)
+        self._tests[command.version] = self._notice.test_by(deadline)
         self.cluster.send(command)
 
     def _wait_for_tests(self) -> None:
         """Restart the deadlines of all tests: each waits for those before it, and the testers are at work."""
         for place, version in enumerate(self._tests, 1):
-            self._tests[version] = self.clock() + self.limits.test_s * place
+            deadline = self.clock() + self.limits.test_s * place
+            self._tests[version] = self._notice.test_by(deadline)
 
     # ------------------------------------------------------------ deadlines
 
@@ -448,7 +463,8 @@ class Driver:
         for version, deadline in self._tests.items():
             if deadline <= now:
                 self._more_tests = 0  # it would not answer the second time either
-                events.append(Tested(version, {}, silent_tester(self.limits.test_s)))
+                why = self._notice.no_test or silent_tester(self.limits.test_s)
+                events.append(Tested(version, {}, why))
         if self._short_since is not None and now >= self._short_since + self._join_limit():
             live, plan = len(self.coordinator.members), self.coordinator.plan
             if self._first_train is None:

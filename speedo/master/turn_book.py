@@ -31,9 +31,7 @@ from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
 
 MOST_ROUNDS: Final = 1000  # of a stretch
-REPORT_PART: Final = (
-    0.02  # of a stretch, at most, that its report takes; `MOST_STRETCH_S` permitting
-)
+REPORT_PART: Final = 0.02  # of a stretch, at most, for its report; `MOST_STRETCH_S` permitting
 MOST_STRETCH_S: Final = 30.0  # so much may be lost, for reports that take long
 
 
@@ -106,6 +104,7 @@ class Member:
     latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0
     pauses: bool = False
+    leaves: str = ""  # why it is to leave, and gets no other turn
     merged: Merged | None = None
 
     def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
@@ -130,7 +129,7 @@ class Member:
     def has_room(self) -> bool:
         """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
         in_order = not self.turns or self.turns[-1].ticket == self.latest
-        return in_order and len(self.turns) < self.depth
+        return in_order and len(self.turns) < self.depth and not self.leaves
 
     def turn(self, ticket: int) -> Turn | None:
         """The turn of this ticket, while its result is owed."""
@@ -245,6 +244,11 @@ class TurnBook:
         member = self.members.get(worker)
         return member is not None and member.incarnation == incarnation
 
+    def stretch_of(self, member: Member) -> Stretch | None:
+        """What its team does now, with it or without it."""
+        team = self._teams.get(member.unit)
+        return None if team is None else team.stretch
+
     # ------------------------------------------------------------ turns
 
     def _unit_for(self, worker: int, meets: str, depth: int) -> int:
@@ -302,7 +306,8 @@ class TurnBook:
         have answered.
         """
         units = []
-        for worker in sorted(one for one in self._parked if not self.members[one].pauses):
+        here = self.members
+        for worker in sorted(w for w in self._parked if not (here[w].pauses or here[w].leaves)):
             unit = self.members[worker].unit
             team = self._teams.get(unit)
             if team is not None and team.owing:
@@ -344,6 +349,7 @@ class TurnBook:
             members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
             team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
+            told = replace(told, agree_every=team.agree_every)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
             if rounds > 1:

@@ -37,6 +37,7 @@ class Participant:
     `samples` counts the records that its model was trained on here. Payloads go to `outgoing`, where that is another
     connection than that of the centers. With `servers` neither passes through `store`: each of them
     has a range, and `threads` lets all ranges travel at once. `host` is what the workers of a host have in common.
+    `leaves` says whether its host is to leave: a turn ends then with its present step.
     """
 
     run: str
@@ -52,6 +53,7 @@ class Participant:
     servers: Sequence[Stores] = ()
     threads: bool = True
     host: HostCenters | None = None
+    leaves: Callable[[], bool] = lambda: False
     _center: Vector | None = field(default=None, init=False)
     _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
@@ -278,16 +280,11 @@ class Worker(Participant):
         return loss
 
     def _steps(self, command: Train) -> float:
-        engine, self._done = self.engine, command.steps
-        start = self._start(command)
-        if start is None and (command.steps == 1 or command.stride == command.batch):
-            engine.set_iteration(command.iteration)
-            return engine.step(command.steps)
-        total = 0.0
+        start, total = self._start(command), 0.0
         for step in range(command.steps):
-            engine.set_iteration(command.iteration_of(step))
-            total += engine.step(1)
-            if start is not None and self._distance(start) > command.norm:
-                self._done = step + 1
+            self.engine.set_iteration(command.iteration_of(step))
+            total += self.engine.step(1)
+            self._done = step + 1
+            if self.leaves() or (start is not None and self._distance(start) > command.norm):
                 break
         return total / self._done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,7 +99,9 @@ class Kept:
         self.asked.append(round(now, 6))
         return self.asked[-1] in self.due_at
 
-    def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
+    def begin(
+        self, coordinator: Coordinator, seconds: float, now: float, within_s: float = math.inf
+    ) -> list[SaveState]:
         self.begun.append((round(now, 6), coordinator.version, round(seconds, 6)))
         self.under_way.append((now + self.lasts, coordinator.version))
         return [SaveState(0, 1, 100 + coordinator.version)]

@@ -292,6 +292,10 @@ class RunConfig(_Run):
     final_test: Annotated[bool, Option(
         "Test the weights at the end of the run.", source="the result says what the model is worth",
         group=ENDING)] = True
+    grace: Annotated[float, Option(
+        "Seconds that the end of the run may take after SIGTERM: the checkpoint comes first; the last test is left out "
+        "if it takes too long.", Seconds(), source="Kubernetes and Slurm kill 30 s after SIGTERM",
+        group=ENDING)] = 25.0
     timeout: Annotated[float, Option(
         "Seconds to wait for workers to join, and for answers.", Seconds(), source="chosen: a slow start takes less",
         group=WORKERS)] = 120.0

@@ -35,6 +35,7 @@ from speedo.messages import (
     Command,
     Event,
     Joined,
+    Leaving,
     Left,
     Refused,
     SaveState,
@@ -55,8 +56,7 @@ from speedo.study.simulation.world import World
 from speedo.worker.overlapping_turns import OverlappingWorker
 from speedo.worker.turn import Worker
 
-# Without a merge: rounds of a thousand workers with faults need some ten thousand.
-MOST_EVENTS: Final = 100_000
+MOST_EVENTS: Final = 100_000  # without a merge: a round of 1,000 workers needs some 10,000
 
 
 class SimulatedCluster:
@@ -111,6 +111,13 @@ class SimulatedCluster:
     def die(self, worker: int, time: float, cause: str = "killed") -> None:
         """A worker dies at this time, which is noticed at once."""
         self.at(time, lambda: self._gone(worker, cause))
+
+    def notice(self, worker: int) -> Event | None:
+        """A worker is told now that it is to leave; it comes back as one that died."""
+        if worker not in self._workers:
+            return None
+        self._workers[worker].leaves = lambda: True
+        return Leaving(worker, self._workers[worker].incarnation, "told to leave")
 
     def forget(self, worker: int) -> int | None:
         """A worker is silently no longer there; returns its incarnation, if it was."""
