@@ -280,7 +280,7 @@ class Train:
     The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
     waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
     With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
-    are then the most.
+    are then the most. `division` counts how often the batch was divided anew: see `Divided`.
     """
 
     worker: int
@@ -298,6 +298,7 @@ class Train:
     tuning: Tuning = NO_TUNING
     norm: float = 0.0
     batch: int = 1
+    division: int = 0
 
     def iteration_of(self, step: int) -> int:
         """The iteration of step number `step` of the turn, counted through all rounds of a team."""
@@ -378,6 +379,20 @@ class TeamGivenUp:
 
 
 @record
+class Divided:
+    """From now on each of `workers` reads this many `records` of the solver's batch, which is division `number`.
+
+    `samples` are those merged by now, `reason` says in words how the batch is divided and why.
+    """
+
+    number: int
+    workers: tuple[int, ...]
+    records: tuple[int, ...]
+    samples: int
+    reason: str
+
+
+@record
 class Evaluate:
     """Command to the tester: score this version."""
 
@@ -426,7 +441,18 @@ class Finish:
 AT_MAX_ITER: Final = "reached max_iter"
 
 Command = Train | Evaluate | SaveState
-Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+Action = (
+    Merge
+    | Drop
+    | Train
+    | Divided
+    | Evaluate
+    | Snapshot
+    | KeepBest
+    | SetAside
+    | TeamGivenUp
+    | Finish
+)
 
 # ---------------------------------------------------------------- between coordinator and strategy
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from speedo.engines.base import Engine
+from speedo.engines.base import Engine, ModelEngine
 from speedo.engines.make import (
     EngineChoice,
     let_others_run,
@@ -22,7 +22,7 @@ from speedo.engines.make import (
     use_threads,
 )
 from speedo.engines.native_failures import capture_stderr
-from speedo.errors import MissingKeyError, PayloadError, SpeedoError
+from speedo.errors import MissingKeyError, PayloadError, SpeedoError, TeamBrokenError
 from speedo.exchange.channel import WorkerChannel, first_line, refusal
 from speedo.exchange.team_meeting import TeamMeeting
 from speedo.master.slots import Assignment
@@ -149,7 +149,6 @@ class WorkerActor:
         return self._ready(engine)
 
     def _begin(self, place: Assignment) -> Engine:
-        from speedo.engines.solver import Draws, solver_for_worker
         from speedo.run.between_hosts import between_hosts_of
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
@@ -157,30 +156,8 @@ class WorkerActor:
         from speedo.worker.turn import Worker
 
         settings = self._settings
-        spec = settings.solver.on_node(self._data_root)
-        rank, count = place.shard.reads
-        text = solver_for_worker(
-            spec,
-            rank=rank,
-            count=count,
-            batch_size=place.batch_size,
-            seed=settings.seed + 1 + place.worker,
-            scratch=self._scratch,
-            draws=Draws.NONE,
-        )
         let_others_run(self._choice, self._pipeline is not None)
-        engine = make_engine(
-            self._choice,
-            text,
-            lr_policy=spec.lr_policy,
-            rank=rank,
-            count=count,
-            folder=spec.folder,
-            python_layers=spec.python_layers,
-            scratch=self._scratch,
-            threads=self._share.threads,
-        )
-        engine.advance(place.skip)
+        engine = self._engine_at(place)
         self._place = place
         store = run_store(place.redis_url, settings, self._store_trouble)
         self._lost = "" if place.history is None else _take_over(engine, store, settings, place)
@@ -199,6 +176,7 @@ class WorkerActor:
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
             factors=settings.factors,
+            rebuild=self._rebuilt,
         )
         if place.history is not None:
             self._worker.trains_alone()
@@ -213,6 +191,57 @@ class WorkerActor:
             self._team = TeamMember(self._worker, membership)
             self._turn = self._team_turn
         return engine
+
+    def _engine_at(self, place: Assignment) -> ModelEngine:
+        from speedo.engines.solver import Draws, solver_for_worker
+
+        settings = self._settings
+        spec = settings.solver.on_node(self._data_root)
+        rank, count = place.shard.reads
+        text = solver_for_worker(
+            spec,
+            rank=rank,
+            count=count,
+            batch_size=place.batch_size,
+            seed=settings.seed + 1 + place.worker,
+            scratch=self._scratch,
+            draws=Draws.NONE,
+        )
+        engine = make_engine(
+            self._choice,
+            text,
+            lr_policy=spec.lr_policy,
+            rank=rank,
+            count=count,
+            folder=spec.folder,
+            python_layers=spec.python_layers,
+            scratch=self._scratch,
+            threads=self._share.threads,
+        )
+        engine.advance(place.skip)
+        return engine
+
+    def _rebuilt(self, engine: Engine) -> Engine:
+        """The engine for this worker's share of a batch that was divided anew, with the same history."""
+        import ray
+        from ray.exceptions import RayError
+
+        was = self._place
+        asked = self._master.place_of.remote(was.worker, was.incarnation)
+        try:
+            now: Assignment | None = ray.get(asked, timeout=ASK_S)
+        except RayError:
+            now = None
+        if now is None:
+            raise TeamBrokenError(f"the master did not say what worker {was.worker} reads")
+        if now.shard == was.shard:
+            return engine
+        history = engine.history()
+        engine.close()  # before the next is built: memory may not hold both
+        built = self._engine_at(now)
+        built.load_history(history)
+        self._place, self._worker.samples = was.with_shard(now.shard, now.skip), 0
+        return built
 
     def _store_trouble(self, trouble: str | None) -> None:
         """Say in the own log, and to the master without waiting for it, why the store is waited for."""

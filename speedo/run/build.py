@@ -23,11 +23,12 @@ from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Cluster, Driver, Limits
 from speedo.master.leases import Leases
 from speedo.master.observers import Observers
+from speedo.master.plan import MOST_STRETCH_S, Plan
 from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
+from speedo.master.speed_division import SpeedDivision
 from speedo.master.stopping import Stopping, StopRules
-from speedo.master.turn_book import MOST_STRETCH_S, Plan
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exchange_way import sums_over_hosts
@@ -176,6 +177,7 @@ def build_training(
         final_test=config.final_test,
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
+        divide=parts.roster.divide,
     )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
@@ -252,6 +254,9 @@ def _coordinator(
         first_ticket=settings.epoch * TICKETS_OF_AN_EPOCH + 1,
         received=resume.counters.received if resume else 0,
         stopping=_stopping(config, progress),
+        division=SpeedDivision(spec.batch_size, spec.iter_size)
+        if config.divides_by_speed and not isinstance(spec, ScriptJob)
+        else None,
     )
 
 
