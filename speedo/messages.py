@@ -288,6 +288,7 @@ class Train:
     delta to the center itself, times `own.rate`; its weights are pulled a turn later, by what that merge took of them.
     With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
     are then the most. It trains on these `records`, where they are leased; as many as `ahead` come next, probably.
+    `division` counts how often the batch was divided anew: see `Divided`.
     """
 
     worker: int
@@ -307,6 +308,7 @@ class Train:
     batch: int = 1
     records: Records = ()
     ahead: int = 0
+    division: int = 0
 
     def iteration_of(self, step: int) -> int:
         """The iteration of step number `step` of the turn, counted through all rounds of a team."""
@@ -385,6 +387,22 @@ class TeamGivenUp:
 
 
 @record
+class Divided:
+    """From now on each of `workers` reads this many `records` of the solver's batch, which is division `number`.
+
+    `samples` are those merged by now, `reason` says in words how the batch is divided and why. A record is `unit`
+    samples of a step.
+    """
+
+    number: int
+    workers: tuple[int, ...]
+    records: tuple[int, ...]
+    samples: int
+    reason: str
+    unit: int = 1
+
+
+@record
 class Evaluate:
     """Command to the tester: score this version."""
 
@@ -434,7 +452,9 @@ class Finish:
 AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 
 Command = Train | Evaluate | SaveState
-Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+Action = (
+    Merge | Drop | Train | Divided | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- between coordinator and strategy

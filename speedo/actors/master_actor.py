@@ -120,7 +120,7 @@ class MasterActor:
         self._store = run_store(
             settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
         )
-        self._meeting = Meeting(settings.workers, self._cause_of)
+        self._meeting = Meeting(settings.workers, self._cluster.cause_of)
         self._former = Takeover(self._store, run_dir) if takes_over else None
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
@@ -324,9 +324,9 @@ class MasterActor:
         """See `Meeting.missing`."""
         return self._meeting.missing(members)
 
-    def _cause_of(self, worker: int, incarnation: int) -> str | None:
-        gone = self._cluster.gone(worker, incarnation)
-        return None if gone is None else gone.cause
+    def place_of(self, worker: int, incarnation: int) -> Assignment | None:
+        """The present place of a worker, which may have another share of the batch."""
+        return self._roster.now_at(worker, incarnation)
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""

@@ -127,6 +127,11 @@ class RayCluster:
         """How a worker came to leave; None if it has not."""
         return self._gone.get((worker, incarnation))
 
+    def cause_of(self, worker: int, incarnation: int) -> str | None:
+        """Why a worker left; None if it has not."""
+        gone = self.gone(worker, incarnation)
+        return None if gone is None else gone.cause
+
     def lost(self, worker: int, incarnation: int, cause: str, *, done: bool = False) -> None:
         """A worker is gone, or its script is `done`; reported once, the first cause counts."""
         with self._lock:

@@ -33,10 +33,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from speedo.master.plan import crossed
 from speedo.master.reasons import ALL_DONE, team_given_up
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, crossed, drop_of
+from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, drop_of
 from speedo.messages import (
     AT_MAX_ITER,
     Action,
@@ -418,6 +419,7 @@ class Coordinator(TurnBook):
 
     def _train(self, units: list[int], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
+        actions += self._divide_anew(units)
         left = self.plan.samples - self.samples - self._samples_in_flight
         workers = [worker for unit in units for worker in self._workers_of(unit)]
         members = [(worker, self.members[worker]) for worker in workers]

@@ -37,6 +37,7 @@ from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderW
 from speedo.messages import (
     Action,
     Command,
+    Divided,
     Drop,
     Evaluate,
     Event,
@@ -116,8 +117,9 @@ class Driver:
 
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
     the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
-    `with_records` hears of each action before it is carried out, and gives commands their records.
-    `seconds_before` is how long the run had trained before it was resumed.
+    `with_records` hears of each action before it is carried out, and gives commands their records. `divide` gives the
+    workers their shares of a batch that is divided anew. `seconds_before` is how long the run had trained before it was
+    resumed.
     """
 
     coordinator: Coordinator
@@ -139,6 +141,7 @@ class Driver:
     best: BestModel | None = None
     final_test: bool = True
     seconds_before: float = 0.0
+    divide: Callable[[Divided], None] = lambda action: None
     _outages_seen: int = 0
     _heard: float = 0.0
     _done: list[tuple[Action, float]] = field(default_factory=list)
@@ -352,6 +355,8 @@ class Driver:
                 self.center.drop(action)
             case Train():
                 self._train(action)
+            case Divided():
+                self.divide(action)
             case Evaluate():
                 self._test(action)
             case KeepBest() if self.best is not None:
@@ -400,7 +405,7 @@ class Driver:
         self._turns.issue(command, self.clock())
         if command.team is not None:
             # Who waits for another member gives up before the master gives up on all.
-            patience = self._deadlines.limit(command.all_steps) / 2
+            patience = self._deadlines.limit_of(command) / 2
             command = replace(command, team=replace(command.team, patience_s=patience))
         self.cluster.send(command)
 

@@ -19,7 +19,18 @@ from typing import Final
 from speedo.errors import CheckpointError
 from speedo.exchange.lease import Lease, LeaseRequest, divided
 from speedo.master.lease_book import LeaseBook
-from speedo.messages import Action, Drop, Event, Finish, Joined, Left, Merge, Train, Trained
+from speedo.messages import (
+    Action,
+    Divided,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    Train,
+    Trained,
+)
 
 # Of an epoch, for each worker: a jump costs about 10 ms (bench/results/records.md), reading such a block 0.5 s or more.
 _BLOCKS: Final = 20
@@ -138,6 +149,10 @@ class TurnRecords:
                 case Drop() if action.decision != "late" or action.ticket in self._brought:
                     self._brought.pop(action.ticket, None)
                     self._dropped(action)
+                case Divided():
+                    for worker, size in zip(action.workers, action.records, strict=True):
+                        if worker in self._readers:
+                            self._readers[worker].per_step = size * action.unit
                 case Train() if (reader := self._readers.get(action.worker)) is not None:
                     return self._give(action, reader)
                 case Finish():

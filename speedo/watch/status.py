@@ -11,6 +11,7 @@ from speedo.errors import hide_secrets
 from speedo.messages import (
     Action,
     Checkpointed,
+    Divided,
     Drop,
     Evaluate,
     Event,
@@ -301,6 +302,8 @@ class StatusBoard:
             case SetAside():
                 line = self._lines.setdefault(action.worker, _Line())
                 line.state = f"gone: {action.reason}"
+            case Divided():
+                self.notice(action.reason)
             case TeamGivenUp():
                 self.notice(f"warning: {action.reason}")
             case Finish():

@@ -55,9 +55,10 @@ class TeamMember:
         """As `Worker.turn`, also for a command to a team. Raises `TeamBrokenError` if another member ended it."""
         if command.team is None:
             return self._worker.turn(command)
-        membership, layout = self._membership, self._worker.engine.layout
-        began = self._worker.clock()
+        membership = self._membership
         try:
+            self._worker.follow(command)
+            began, layout = self._worker.clock(), self._worker.engine.layout
             everywhere = len(command.team.members)
             factors = room_for_factors(self._worker, command.team)
             shared = membership.enter(

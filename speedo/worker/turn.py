@@ -191,6 +191,9 @@ class Worker(Participant):
     # The gathering of the team that has it, too, and the updates made: who has the same two has the same state.
     solver_state: tuple[int, int] = (0, 0)
     factors: bool = True  # whether a team may exchange the gradients of inner products so
+    # Makes the engine for this worker's present share of the batch, of the one that it has.
+    rebuild: Callable[[Engine], Engine] = lambda engine: engine
+    _division: int = field(default=0, init=False)
     _tuning: Tuning = field(default=NO_TUNING, init=False)
     _done: int = field(default=0, init=False)  # steps of the present turn
     _made: tuple[int, int] = field(default=(0, 0), init=False)  # see `fetch_center_for_team`
@@ -204,8 +207,15 @@ class Worker(Participant):
         """The state of the solver becomes one that nobody else has."""
         self.solver_state = -1 - self.worker, self.solver_state[1] + 1
 
+    def follow(self, command: Train) -> None:
+        """Take another share of the batch, if it was divided anew since the last turn."""
+        if command.division != self._division:
+            self.weights, self._tuning = self.rebuild(self.weights), NO_TUNING
+            self._division = command.division
+
     def turn(self, command: Train) -> Trained:
         """Carry out one command and return its result, whose payload is in the store by then."""
+        self.follow(command)
         started = self.clock()
         self._fetch(command)
         fetched = self.clock()

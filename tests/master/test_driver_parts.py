@@ -17,7 +17,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import QUIET_S, Driver, Limits
 from speedo.master.observers import Observers
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Checkpointed,

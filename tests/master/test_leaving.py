@@ -6,7 +6,8 @@ import math
 
 from speedo.master.coordinator import Coordinator
 from speedo.master.leaving import Leavers, Notice
-from speedo.master.turn_book import Plan, Receive
+from speedo.master.plan import Plan
+from speedo.master.turn_book import Receive
 from speedo.messages import Joined, Leaving, Left, Merge, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from speedo.master.turn_deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
@@ -102,3 +104,14 @@ def test_turns_that_lost_time_to_others_begin_anew(deadlines: TurnDeadlines) -> 
     deadlines.add(one.command, 0.0)
     deadlines.grant([one], 50.0)
     assert deadlines.soonest() == 50.0 + FIRST_S
+
+
+def test_a_turn_that_builds_an_engine_for_another_share_has_longer_and_is_not_measured(
+    deadlines: TurnDeadlines,
+) -> None:
+    known(deadlines)
+    usual, builds = deadlines.limit(1), replace(turn(0, 1), division=1)
+    assert deadlines.limit_of(builds) == usual + FIRST_S
+    deadlines.measure(TurnUnderWay(builds, 0.0), 90.0)
+    assert deadlines.limit_of(replace(turn(0, 2), division=1)) == usual
+    assert deadlines.limit_of(replace(turn(1, 3), division=1)) == usual + FIRST_S

@@ -43,6 +43,8 @@ def train_together(
     member stops. `memories` are those of the last gathering, in which its members find what they have made.
     """
     present = [worker for worker in team.workers if worker in commands and worker in workers]
+    for worker in present:
+        workers[worker].follow(commands[worker])
     layout = workers[present[0]].engine.layout
     memories = {} if memories is None else memories
     if team.formed not in memories:

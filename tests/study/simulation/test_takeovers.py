@@ -24,7 +24,7 @@ from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
 from speedo.master.journal import Journal
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Command, Event, Finish, Joined, Merge, Train, Trained
 from speedo.run.build import TICKETS_OF_AN_EPOCH
 from speedo.run.config.run_config import make_config

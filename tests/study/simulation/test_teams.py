@@ -11,7 +11,8 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.coordinator import Coordinator
-from speedo.master.turn_book import Plan, Receive, rounds_of
+from speedo.master.plan import Plan, rounds_of
+from speedo.master.turn_book import Receive
 from speedo.messages import (
     Drop,
     Evaluate,

@@ -13,7 +13,7 @@ from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Event, Joined, Kind, Merge, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
