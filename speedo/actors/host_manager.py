@@ -15,6 +15,7 @@ from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_caus
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.exchange.channel import first_line
+from speedo.master.reasons import not_heard
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment, Roster
@@ -22,6 +23,7 @@ from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.system.bounds import DataShare
 from speedo.watch.status import StatusBoard
 
+QUIET_S: Final = 4.0  # hosts ask every second; one that does not for so long is told of
 SILENT_S: Final = (
     30.0  # a host that was not heard of for this long is left out where workers are spread
 )
@@ -60,6 +62,7 @@ class _Host:
     cores: int
     heard: float
     trains: bool = True
+    silent: bool = False
 
 
 def check_records(host: str, there: int | None, here: int | None, share: DataShare) -> None:
@@ -158,6 +161,7 @@ class HostManager:
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
             known.heard = now
+            self._tell_silent(now)
             self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
@@ -200,6 +204,14 @@ class HostManager:
         """In `own` an epoch is as many samples as the hosts have records together."""
         if self._roster.share == "own" and not self._board.over:
             self._board.records = self._roster.records()
+
+    def _tell_silent(self, now: float) -> None:
+        """Say once of a host that it is not heard of: what becomes of its workers follows from that."""
+        for name, host in self._hosts.items():
+            silent = now > host.heard + QUIET_S
+            if silent and not host.silent and not self._board.over:
+                self._board.notice(f"warning: {not_heard(name, now - host.heard)}")
+            host.silent = silent
 
     def _there(self, now: float) -> dict[str, _Host]:
         return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}

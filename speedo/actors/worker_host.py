@@ -340,7 +340,11 @@ class WorkerHost:
                     process.place = place
             for end in orders.end:
                 if process.place is not None and end.is_of(process.place):
-                    own = process.cause() if process.is_dead() else end.reason
+                    own = end.reason
+                    if process.is_dead():
+                        own = process.cause()
+                    elif not end.for_good:
+                        process.describe_end(own)
                     self._died(process, own, now, for_good=end.for_good)
         if orders.round > self._round:  # somebody wants this many now, whatever happened before
             self._round = orders.round

@@ -154,6 +154,11 @@ class Driver:
         """From the first turn to the last merge."""
         return 0.0 if self._first_train is None else self._last_merge - self._first_train
 
+    def waits(self) -> tuple[list[tuple[Train, float, float | None]], float | None]:
+        """See `TurnsUnderWay.owed`, and how long ago the last message came; from any thread."""
+        now = self.clock()
+        return self._turns.owed(now), now - self._heard if self._heard else None
+
     def run(self) -> Outcome:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
         self.center.publish()

@@ -73,6 +73,7 @@ def killed_at(
         said = run.ends(1)
         assert "the master's process died: killed" in said
         assert "--resume" in said
+        assert "failed first: the master on " in said
         before = len(run.lines("resumed"))
         since = time.monotonic()
         run.resume(environment=failing(number + 1))
