@@ -244,7 +244,7 @@ def run_dir_of(name: str | Path | None) -> Path:
 
 def run_dir_by(socket: RunSocket) -> Path:
     """Its directory, as the process that leads it knows it, whatever its master does. Raises `ClusterError`."""
-    return Path(socket.ask("known")["run_dir"])
+    return Path(socket.ask("known", timeout_s=WHY_S)["run_dir"])
 
 
 def wait_for_end(socket: RunSocket, process: int, timeout_s: float) -> None:

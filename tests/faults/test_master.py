@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from pathlib import Path
 
@@ -151,6 +152,13 @@ def test_an_old_master_that_revives_is_fenced(
     run.wait_for(lambda: run.lines("checkpoint"))
     old, theirs = run.process, speedo.left()
     stopped(theirs)
+    why = speedo.start("status", "--why", str(run.dir))
+    said, errors = why.communicate(timeout=HANG_S)
+    assert why.returncode == 0, errors
+    for name in ("master", "worker 0", "worker 1"):
+        assert re.search(rf"^  {name}, process \d+: stopped by a signal \(SIGSTOP\)", said, re.M), (
+            said
+        )
     since = time.monotonic()
     run.resume("--take-over")
     run.wait_for(lambda: run.lines("resumed"), RESUMED_S)
