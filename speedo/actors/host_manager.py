@@ -15,7 +15,7 @@ from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_caus
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.exchange.channel import first_line
-from speedo.master.reasons import not_heard
+from speedo.master.reasons import heard_again, not_heard
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment, Roster
@@ -23,7 +23,7 @@ from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.system.bounds import DataShare
 from speedo.watch.status import StatusBoard
 
-QUIET_S: Final = 4.0  # hosts ask every second; one that does not for so long is told of
+QUIET_S: Final = 6.0  # a host asks every second; it may need some to end a process that hangs
 SILENT_S: Final = (
     30.0  # a host that was not heard of for this long is left out where workers are spread
 )
@@ -62,6 +62,7 @@ class _Host:
     cores: int
     heard: float
     trains: bool = True
+    asks: bool = False  # it does once its workers have started
     silent: bool = False
 
 
@@ -160,7 +161,7 @@ class HostManager:
             known = self._hosts.get(host)
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
-            known.heard = now
+            known.heard, known.asks = now, True
             self._tell_silent(now)
             self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
@@ -206,12 +207,14 @@ class HostManager:
             self._board.records = self._roster.records()
 
     def _tell_silent(self, now: float) -> None:
-        """Say once of a host that it is not heard of: what becomes of its workers follows from that."""
+        """Say of a host once that it is not heard of, and once that it is again: its workers fail with it."""
         for name, host in self._hosts.items():
-            silent = now > host.heard + QUIET_S
-            if silent and not host.silent and not self._board.over:
-                self._board.notice(f"warning: {not_heard(name, now - host.heard)}")
-            host.silent = silent
+            silent = host.asks and now > host.heard + QUIET_S
+            if silent != host.silent and not self._board.over:
+                host.silent = silent
+                self._board.notice(
+                    f"warning: {not_heard(name, now - host.heard)}" if silent else heard_again(name)
+                )
 
     def _there(self, now: float) -> dict[str, _Host]:
         return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}

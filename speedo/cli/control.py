@@ -17,10 +17,11 @@ from speedo.cli.page import json_option
 from speedo.cli.say import say
 from speedo.errors import ClusterError
 from speedo.run.config.run_config import LARGEST_WORKERS
-from speedo.run_dir.directory import METRICS
+from speedo.run_dir.directory import FAILURE, METRICS, RESULT
 from speedo.system.foreign_text import clean_values
 from speedo.system.json_lines import plain
 from speedo.watch.control_socket import RunGone, RunSocket, running
+from speedo.watch.first_failure import kept_failure
 from speedo.watch.status_text import lines_of, outcome_of
 from speedo.watch.waits import lines_of as waits_in_lines
 from speedo.watch.waits import look
@@ -84,6 +85,8 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float, why: bo
 
     Exit status: 0, or 1 if there is no such run.
     """
+    if why and watch:
+        raise click.UsageError("--why is shown once: leave --watch out")
     if why:
         return _show_waits(run, as_json)
     socket = None if run is None else find(run)
@@ -226,9 +229,11 @@ def find(name: str) -> RunSocket:
                 return socket
         except ClusterError:
             continue
-    if os.path.isfile(folder / "result.json"):
+    if os.path.isfile(folder / RESULT) or os.path.isfile(folder / FAILURE):
         sentence, *_ = outcome_of(folder)[1].splitlines()
-        raise ClusterError(f"the run in {folder} is over: {sentence}")
+        failure = kept_failure(folder)
+        block = failure.lines() if failure is not None and failure.ended else []
+        raise ClusterError("\n".join([f"the run in {folder} is over: {sentence}", *block]))
     going = f"; running are {', '.join(socket.run for socket in runs)}" if runs else ""
     raise ClusterError(f"{name} is no running run: give an id or a run directory{going}")
 

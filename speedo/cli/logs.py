@@ -15,7 +15,7 @@ from speedo.errors import ClusterError
 from speedo.run_dir.process_logs import ProcessLog, line_now, lines_of, logs_of, shown
 from speedo.system.appended import AppendedLines
 from speedo.watch.control_socket import RunSocket
-from speedo.watch.first_failure import hosts_of
+from speedo.watch.troubles import hosts_of
 
 LOOK_S: Final = 0.3
 HERE: Final = "here"  # the master's machine

@@ -30,6 +30,11 @@ def not_heard(host: str, silent_s: float) -> str:
     return f"nothing was heard of host {host} for {silent_s:.0f} s: its link is down, or the machine stands still"
 
 
+def heard_again(host: str) -> str:
+    """What is said of it later."""
+    return f"host {host} is heard of again"
+
+
 def pauses_too_long(waited_s: float) -> str:
     """Why a worker was evicted that took part in no turn, as in a test of its script."""
     return f"its script made no step and tested for {waited_s:.0f} s, the --timeout"

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from speedo.actors.death_causes import SILENT
+from speedo.cli.main import main
 from speedo.errors import (
     NOT_FINITE,
     CheckpointError,
@@ -20,9 +22,14 @@ from speedo.errors import (
     SpeedoError,
     StoreError,
 )
-from speedo.master.reasons import not_heard, too_few_joined, too_few_left, turn_overdue
+from speedo.master.reasons import heard_again, not_heard, too_few_joined, too_few_left, turn_overdue
 from speedo.run_dir.process_logs import STAMP
-from speedo.watch.first_failure import first_failure, keep_failure, kept_failure
+from speedo.watch.first_failure import (
+    first_failure,
+    first_failure_told,
+    keep_failure,
+    kept_failure,
+)
 
 BEGAN = 1_700_000_000.0
 ALL_DIED = "every worker died, the last: "
@@ -317,3 +324,43 @@ def test_an_edited_log_raises_nothing(tmp_path: Path) -> None:
     found = kept_failure(run)
     assert found is not None
     assert found.process == "worker 1"
+
+
+def test_a_host_that_was_heard_again_before_explains_no_death(tmp_path: Path) -> None:
+    notes = [(15.0, "warning: " + not_heard("B:2e", 6.0)), (20.0, heard_again("B:2e"))]
+    told = Told([*FAR, left(30, 1, SILENT)], "", "", notes=notes)
+    found = first_failure(written(tmp_path, told))
+    assert found is not None
+    assert found.process == "worker 1"
+
+
+def test_the_end_says_it_and_a_disk_that_hangs_takes_nothing_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = written(tmp_path, CASES["Ray's raylet killed"]), list[str]()
+    error = CASES["Ray's raylet killed"].error
+    assert error is not None
+    with pytest.raises(EngineError), first_failure_told(run, "alpha", said.append):
+        raise error
+    assert said[0].startswith("failed first: Ray's raylet on alpha, 33.0 s into the run")
+    assert sum(line.startswith("  followed: worker") for line in said) == 2
+    said.clear()
+    monkeypatch.setattr("speedo.watch.first_failure.DISK_S", 0.2)
+    monkeypatch.setattr("speedo.watch.first_failure.keep_failure", lambda *_: time.sleep(60))
+    with pytest.raises(EngineError), first_failure_told(run, "alpha", said.append):
+        raise error
+    assert said[0].startswith("failed first: Ray's raylet on alpha, ")
+    with first_failure_told(run, "alpha", said.append):  # what went well is not told
+        pass
+    with pytest.raises(KeyboardInterrupt), first_failure_told(run, "alpha", said.append):
+        raise KeyboardInterrupt
+    assert len(said) == 2
+
+
+def test_who_asks_for_a_run_that_failed_is_told(tmp_path: Path, runtime: Path) -> None:
+    run = written(tmp_path, CASES["segmentation fault"])
+    keep_failure(run, "alpha", EngineError("the master's process died: killed"))
+    asked = CliRunner().invoke(main, ["status", str(run)])
+    assert asked.exit_code == 1
+    assert "is over: the run has ended without a result" in asked.output
+    assert "failed first: the master on alpha" in asked.output
