@@ -63,6 +63,8 @@ class Control:
     def answer(self, asked: Asked) -> dict[str, Any]:
         """The answer to one question; raises `SpeedoError` with the reason why there is none."""
         what, rest = asked.get("ask"), {name for name in asked if name != "ask"}
+        if what == "known" and not rest:  # also of a master that hangs
+            return dict(self._known)
         if what == "status" and not rest:
             return self._status()
         if what == "stop" and not rest:

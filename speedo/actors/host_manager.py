@@ -15,6 +15,7 @@ from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_caus
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.exchange.channel import first_line
+from speedo.master.reasons import heard_again, not_heard
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment, Roster
@@ -23,6 +24,7 @@ from speedo.system.bounds import DataShare
 from speedo.watch.status import StatusBoard
 
 MASTERS_OWN: Final = "here"  # the host whose workers are of the master's own command
+QUIET_S: Final = 6.0  # a host asks every second; it may need some to end a process that hangs
 SILENT_S: Final = (
     30.0  # a host that was not heard of for this long is left out where workers are spread
 )
@@ -65,6 +67,8 @@ class _Host:
     trains: bool = True
     leaves: bool = False  # it gets no workers any more
     leave_s: float | None = None  # somebody wants it to leave
+    asks: bool = False  # it does once its workers have started
+    silent: bool = False
 
 
 def left_because(why: str) -> str:
@@ -195,7 +199,8 @@ class HostManager:
             known = self._hosts.get(host)
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
-            known.heard = now
+            known.heard, known.asks = now, True
+            self._tell_silent(now)
             self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
@@ -238,6 +243,16 @@ class HostManager:
         """In `own` an epoch is as many samples as the hosts have records together."""
         if self._roster.share == "own" and not self._board.over:
             self._board.records = self._roster.records()
+
+    def _tell_silent(self, now: float) -> None:
+        """Say of a host once that it is not heard of, and once that it is again: its workers fail with it."""
+        for name, host in self._hosts.items():
+            silent = host.asks and now > host.heard + QUIET_S
+            if silent != host.silent and not self._board.over:
+                host.silent = silent
+                self._board.notice(
+                    f"warning: {not_heard(name, now - host.heard)}" if silent else heard_again(name)
+                )
 
     def _there(self, now: float) -> dict[str, _Host]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +43,11 @@ from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import owned
+from speedo.run_dir.process_logs import LogTimes
 from speedo.system.appended import AppendedLines, length_of
 from speedo.version import VERSION
 from speedo.watch.console import Watch
+from speedo.watch.first_failure import first_failure_told
 
 if TYPE_CHECKING:
     from speedo.actors.fleet.fleet import Fleet
@@ -248,6 +251,8 @@ def _start(
     config = prepared.config
     stack.push(partial(_discard_if_refused, prepared))  # once its processes have ended
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
+    stack.enter_context(first_failure_told(prepared.run_dir, platform.node(), watch.note))
+    stack.enter_context(LogTimes(prepared.run_dir / LOGS))
     watch.begin(prepared.run_dir)
     try:
         scratch = stack.enter_context(scratch_folder())

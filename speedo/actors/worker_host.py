@@ -379,7 +379,11 @@ class WorkerHost:
                     process.place = place
             for end in orders.end:
                 if process.place is not None and end.is_of(process.place):
-                    own = process.cause() if process.is_dead() else end.reason
+                    own = end.reason
+                    if process.is_dead():
+                        own = process.cause()
+                    elif not end.for_good:
+                        process.describe_end(own)
                     self._died(process, own, now, for_good=end.for_good)
         self.leave_s = orders.leave_s
         if self._hands_in:

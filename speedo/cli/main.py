@@ -44,6 +44,7 @@ GROUPS: Final = {
     },
     "Look": {
         "status": ("control.status", "Show the state of a run on this machine."),
+        "logs": ("logs.logs", "Print the logs of all processes of a run as one."),
         "watch": ("watch.watch", "Watch a run, live, in the terminal or as a page."),
         "test": ("score.score", "Score a model, or all snapshots of a run, with several workers."),
         "report": ("report.report", "Make one page of figures, or a picture, of any runs."),

@@ -171,6 +171,11 @@ class Driver:
         """Whether a test is under way."""
         return bool(self._tests)
 
+    def waits(self) -> tuple[list[tuple[Train, float, float | None]], float | None]:
+        """See `TurnsUnderWay.owed`, and how long ago the last message came; from any thread."""
+        now = self.clock()
+        return self._turns.owed(now), now - self._heard if self._heard else None
+
     def run(self) -> Outcome:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
         self.center.publish()

@@ -25,6 +25,16 @@ def turn_overdue(waited_s: float) -> str:
     return f"no result for {waited_s:.0f} s, {OVERDUE}"
 
 
+def not_heard(host: str, silent_s: float) -> str:
+    """What is said of a host none of whose workers may be at fault."""
+    return f"nothing was heard of host {host} for {silent_s:.0f} s: its link is down, or the machine stands still"
+
+
+def heard_again(host: str) -> str:
+    """What is said of it later."""
+    return f"host {host} is heard of again"
+
+
 def pauses_too_long(waited_s: float) -> str:
     """Why a worker was evicted that took part in no turn, as in a test of its script."""
     return f"its script made no step and tested for {waited_s:.0f} s, the --timeout"

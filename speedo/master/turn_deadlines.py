@@ -181,6 +181,15 @@ class TurnsUnderWay:
         """The turn that this worker is executing."""
         return self._turns[worker][0]
 
+    def owed(self, now: float) -> list[tuple[Train, float, float | None]]:
+        """The turns under way, for how long, and in how many seconds they are overdue; from any thread."""
+        limits = {ticket: limit for limit, _, _, ticket in tuple(self.deadlines._pending)}
+        found = []
+        for turn in [turns[0] for turns in tuple(self._turns.values()) if turns]:
+            limit = limits.get(turn.command.ticket)
+            found.append((turn.command, now - turn.began, None if limit is None else limit - now))
+        return found
+
     def settle(self, worker: int, now: float) -> list[Train]:
         """Remove and return the turns of this worker whose results are not expected any more."""
         over: list[Train] = []

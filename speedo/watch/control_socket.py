@@ -2,7 +2,8 @@
 
 Nothing listens on a network. Each process that leads a run serves one socket, named after the run; the next command
 removes the socket of a process that died. An exchange is one line of JSON each way: the request (`{"ask": "status"}`,
-`{"ask": "stop"}`, `{"ask": "scale", "workers": 3}`), then `{"answer": ...}` or `{"error": ...}`.
+`{"ask": "stop"}`, `{"ask": "scale", "workers": 3}`, or `{"ask": "known"}`, which needs no master), then
+`{"answer": ...}` or `{"error": ...}`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from speedo.run.scratch import scratch_folder
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
+from speedo.run_dir.process_logs import LogTimes
 from speedo.system.appended import AppendedLines
 from speedo.system.bounds import DataShare
 from speedo.system.files import last_bytes
@@ -151,6 +152,8 @@ class NodeKeeper:
             self._host_memory = settings.host_memory
             scratch = self._stack.enter_context(scratch_folder())
             logs = self._logs(settings, scratch)
+            if logs != self._run_dir / LOGS:  # the run's own are seen by its command
+                self._stack.enter_context(LogTimes(logs))
             if isinstance(settings.spec, ScriptJob):
                 self._scripts_end = threading.Event()
                 self._output = AppendedLines(logs / "worker-0.log")
