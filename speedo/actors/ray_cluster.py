@@ -51,7 +51,7 @@ class Gone:
 
 
 class RayCluster:
-    """Implements `speedo.master.driver.Cluster`. `send` and `next_event` belong to the driver's thread.
+    """Implements `speedo.master.cluster.Cluster`. `send` and `next_event` belong to the driver's thread.
 
     A worker that is not heard any more becomes an event with its cause, and so does what fails in a thread here.
     """

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Protocol
 
 from speedo.errors import EngineError
 from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
+from speedo.master.cluster import Cluster
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.journal import Journal
@@ -36,7 +36,6 @@ from speedo.master.turn_book import Receive
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
-    Command,
     Divided,
     Drop,
     Evaluate,
@@ -64,27 +63,6 @@ QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for 
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
-
-
-class Cluster(Protocol):
-    """Sends commands to the workers without waiting; a death comes back as `Left` with its cause."""
-
-    def send(self, command: Command) -> None: ...
-
-    def next_event(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s` seconds without one."""
-        ...
-
-    def waiting(self, most: int) -> list[Event]:
-        """The events after it that are there already, at most this many."""
-        ...
-
-    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
-        """Remove a worker: end it if it can be reached; its later events are ignored.
-
-        `for_good`: do not restart it.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

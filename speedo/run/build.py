@@ -18,9 +18,10 @@ from speedo.data.remote.uris import uri_of
 from speedo.errors import CheckpointError, hide_secrets
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
+from speedo.master.cluster import Cluster
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
-from speedo.master.driver import Cluster, Driver, Limits
+from speedo.master.driver import Driver, Limits
 from speedo.master.journal import Journal
 from speedo.master.leases import Leases
 from speedo.master.lost_records import LostRecords

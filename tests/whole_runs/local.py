@@ -21,7 +21,7 @@ from speedo.exchange.served_vectors import Exchange, Stores
 from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Vector
 from speedo.master.center import RunCenter
-from speedo.master.driver import Cluster
+from speedo.master.cluster import Cluster
 from speedo.master.local_servers import LocalServers
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter

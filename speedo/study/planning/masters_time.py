@@ -92,7 +92,7 @@ def time_of_results(
 
 
 class _Ready:
-    """Implements `speedo.master.driver.Cluster`: every worker has its result there at once. `seconds` are its own."""
+    """Implements `speedo.master.cluster.Cluster`: every worker has its result there at once. `seconds` are its own."""
 
     def __init__(self, exchange: Exchange, layout: Layout, workers: int, *, together: bool) -> None:
         self._exchange, self._together = exchange, together

@@ -62,7 +62,7 @@ MOST_EVENTS: Final = 100_000  # without a merge: a round of 1,000 workers needs 
 
 
 class SimulatedCluster:
-    """Implements `speedo.master.driver.Cluster` over a heap of things to come; chance comes from one seed."""
+    """Implements `speedo.master.cluster.Cluster` over a heap of things to come; chance comes from one seed."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def test_what_is_tested_in_between_is_published() -> None:
 
 
 class Scripted:
-    """Implements `speedo.master.driver.Cluster`: hands out these results, one by one or all at once."""
+    """Implements `speedo.master.cluster.Cluster`: hands out these results, one by one or all at once."""
 
     def __init__(self, store: MemoryStore, deltas: Sequence[Vector], *, together: bool) -> None:
         self.exchange = Exchange("run", LAYOUT, [Stores(store)])
