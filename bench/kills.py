@@ -9,7 +9,7 @@ agent of Ray's, what keeps a host's workers, a host's command, or a server. `spe
 
 Goodput: records that were merged and not undone, against the undisturbed run, for the same wall time. A pause is the
 longest time without a merge between a kill and the next. Nobody helps: status 1 if the run ends, breaks a promise (by
-tests/faults/invariants.py), or has a goodput below `--target`.
+tests/support/invariants.py), or has a goodput below `--target`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from bench.support.processes import MARK, child, end_by_signals, last_words, pro
 from bench.support.runs import START_S
 from bench.support.timed import FIRST_TURNS, Follower
 from speedo.run_dir.directory import CHECKPOINTS, METRICS
-from tests.faults.invariants import broken, read_lines
 from tests.support.bundled_nets import Bench
+from tests.support.invariants import broken, read_lines
 from tests.support.network import Host, network
 
 KINDS: Final = (

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from speedo.watch.first_failure import FirstFailure, kept_failure
-from tests.faults.invariants import Line, check_run
 from tests.support.commands import Commands, how_loaded, interrupt
+from tests.support.invariants import Line, check_run
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge

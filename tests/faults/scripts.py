@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.faults.invariants import Line, broken, read_lines
 from tests.faults.rows import MODES
 from tests.faults.running import GAP_S, Watched
 from tests.support.commands import Commands
+from tests.support.invariants import Line, broken, read_lines
 
 SCRIPT_MODES: Final = (*MODES, "hybrid")
 FIT: Final = Path(__file__).parents[1] / "run" / "script" / "scripts" / "fit.py"

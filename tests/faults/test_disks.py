@@ -13,11 +13,11 @@ import pytest
 from speedo.actors.death_causes import SILENT
 from speedo.watch.control_socket import RunSocket
 from speedo.watch.status import LOG_BACK
-from tests.faults.invariants import check_run
 from tests.faults.rows import Finding, row
 from tests.faults.running import GAP_S, HANG_S, Run
 from tests.support.commands import Commands, interrupt
 from tests.support.disks import fill, is_full, mount, read_only, small_disk
+from tests.support.invariants import check_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 OFTEN = ("--checkpoint-interval", "1")

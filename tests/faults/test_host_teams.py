@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from speedo.actors.death_causes import SILENT
-from tests.faults.invariants import Line
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.support.commands import Commands
+from tests.support.invariants import Line
 from tests.support.network import Host, network
 from tests.support.sabotaged_net import order
 

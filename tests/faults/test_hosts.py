@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.invariants import Line
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run
 from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands
+from tests.support.invariants import Line
 from tests.support.network import Host, ip, network
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from speedo.engines.caffe_import import load_caffe
-from tests.faults.invariants import broken, read_lines, wrong_model
+from tests.support.invariants import broken, read_lines, wrong_model
 from tests.support.sabotaged_net import write_problem
 
 Line = dict[str, Any]

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 from tests.faults.rows import MODES, WITH_TORCH, Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.support.commands import Commands, free_port
+from tests.support.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 INTERVAL_S = 0.5

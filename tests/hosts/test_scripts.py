@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults.invariants import Line, read_lines
 from tests.faults.rows import Finding, row
 from tests.faults.scripts import EACH_ONCE, SCRIPT_MODES, options_of, trained
 from tests.support.commands import Commands, commands, wait_for_line
+from tests.support.invariants import Line, read_lines
 from tests.support.network import Host, network
 from tests.support.ray_cluster import users_cluster
 

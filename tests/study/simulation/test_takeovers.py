@@ -320,4 +320,4 @@ def test_promises_hold_however_often_the_master_is_killed(
         kills += masters
         brought += results
     assert kills > 2 * RUNS
-    assert brought > RUNS // 4
+    assert brought > RUNS // 8
