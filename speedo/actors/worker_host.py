@@ -343,14 +343,15 @@ class WorkerHost:
         place = process.place
         up_s = 0.0 if process.starting is not None else now - process.since
         process.end()
-        pause = None if for_good else process.restarts.pause_after(up_s)
+        stays_away = for_good or self._hands_in
+        pause = None if stays_away else process.restarts.pause_after(up_s)
         if pause is not None:
             process.due = now + pause
             outlook = f"restarting in {pause:.0f} s" if pause else "restarting"
         else:
             process.given_up = True
             used = process.restarts.used
-            outlook = f"gone, given up after {used} restarts" if used and not for_good else "gone"
+            outlook = f"gone, given up after {used} restarts" if used and not stays_away else "gone"
         self._master.lost.remote(place, cause, outlook)
         if all(one.given_up for one in self._processes) and not self._hands_in:
             self.last_died = cause
