@@ -84,14 +84,16 @@ def main() -> int:
         folder = Path(name) / "run"
         events = train(asked, folder)
         counts, lines = RecordCounts(), Counter[str]()
-        for one in LogFollower(folder).new():
-            if isinstance(one, ResultMerged):
-                counts.add(one.records)
-                lines["merged"] += 1
-            elif isinstance(one, ResultDropped):
-                lines[one.decision] += 1
-            elif isinstance(one, WorkerJoined | WorkerLeft):
-                lines[type(one).__name__] += 1
+        log = LogFollower(folder)
+        while found := log.new():
+            for one in found:
+                if isinstance(one, ResultMerged):
+                    counts.add(one.records)
+                    lines["merged"] += 1
+                elif isinstance(one, ResultDropped):
+                    lines[one.decision] += 1
+                elif isinstance(one, WorkerJoined | WorkerLeft):
+                    lines[type(one).__name__] += 1
         result = result_of(folder)
         print(f"made to happen: {dict(events)}; in the log: {dict(lines)}")
         exact = counts.twice() == 0
