@@ -54,11 +54,21 @@ def test_one_worker_trains_to_the_bit_as_on_its_shard(solver: Path, tmp_path: Pa
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "easgd", "weed-out"])
+@pytest.mark.parametrize(
+    ("mode", "engine"),
+    [
+        ("sync", "caffe"),
+        ("async", "caffe"),
+        ("easgd", "caffe"),
+        ("weed-out", "caffe"),
+        pytest.param("async", "torch", marks=pytest.mark.torch),
+    ],
+)
 def test_a_resumed_run_trains_each_record_once_an_epoch(
-    solver: Path, tmp_path: Path, mode: str
+    solver: Path, tmp_path: Path, mode: str, engine: str
 ) -> None:
-    store, options = MemoryStore(), {"mode": mode, "workers": 3, "data_share": "once"}
+    store = MemoryStore()
+    options = {"mode": mode, "engine": engine, "workers": 3, "data_share": "once"}
     first, second = tmp_path / "first", tmp_path / "second"
     train_here(solver, store, first, overrides=until(1.4), checkpointed=True, **options)
     former = read_checkpoint(checkpoints_in(first / "checkpoints")[0])
