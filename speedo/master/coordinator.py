@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from speedo.master.plan import crossed
-from speedo.master.reasons import ALL_DONE, team_given_up
+from speedo.master.reasons import ALL_DONE, RUN_OVER, team_given_up
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, drop_of
@@ -473,7 +473,7 @@ class Coordinator(TurnBook):
         self.finished = True
         for team in self._teams.values():
             if team.stretch is not None:
-                self._void(team.stretch, "the run is over", actions)
+                self._void(team.stretch, RUN_OVER, actions)
         for unit in sorted(self._held):
-            self._discard(unit, "the run is over", actions)
+            self._discard(unit, RUN_OVER, actions)
         actions.append(Finish(complete, reason))

@@ -7,6 +7,7 @@ from typing import Final
 
 ALL_DONE: Final = "every script has ended"
 ALL_TRAINED: Final = "every record of every epoch is trained"
+RUN_OVER: Final = "the run is over"  # why a result that came, or was held, is not merged
 OVERDUE: Final = "much longer than any turn so far"
 
 

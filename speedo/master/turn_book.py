@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from speedo.master.plan import Plan, rounds_of
+from speedo.master.reasons import RUN_OVER
 from speedo.master.speed_division import SpeedDivision
 from speedo.master.teams import Stretch, TeamUnit, spread_of
 from speedo.messages import (
@@ -202,7 +203,7 @@ class TurnBook:
     def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
         """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
         if self.finished:
-            return "the run is over"
+            return RUN_OVER
         member = self.members.get(event.worker)
         if member is None:
             return "its worker is not in the run"

@@ -19,7 +19,9 @@ from typing import Final
 from speedo.errors import CheckpointError
 from speedo.exchange.lease import Lease, LeaseRequest, divided
 from speedo.master.lease_book import LeaseBook
+from speedo.master.reasons import RUN_OVER
 from speedo.messages import (
+    AT_MAX_ITER,
     Action,
     Divided,
     Drop,
@@ -156,7 +158,8 @@ class TurnRecords:
                 case Train() if (reader := self._readers.get(action.worker)) is not None:
                     return self._give(action, reader)
                 case Finish():
-                    missing = self.missing if action.complete else 0
+                    at_end = action.complete and action.reason.startswith(AT_MAX_ITER)
+                    missing = self.missing if at_end else 0
                     if missing:
                         self.note(
                             f"warning: {missing:,} records that the run was to train are in no result that was merged"
@@ -224,6 +227,7 @@ class TurnRecords:
         self._return(given, rest)
 
     def _dropped(self, action: Drop) -> None:
+        before = self.again
         self.again += sum(map(len, self.book.of_ticket(action.ticket)))
         self.book.dropped(action.ticket)
         for ticket, given in list(self._turns.items()):
@@ -232,6 +236,8 @@ class TurnRecords:
             if ticket == action.ticket or also:
                 del self._turns[ticket]
                 self._return(given, given.records)
+        if action.reason == RUN_OVER:
+            self.again = before
 
     def _return(self, given: _Given, records: Iterable[Lease]) -> None:
         back = tuple(records)
