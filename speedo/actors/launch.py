@@ -358,7 +358,7 @@ def _follow(
     prepared = servers.prepared
     told = False
     next_status = 0.0
-    with _told_of(prepared):
+    with _told_of(prepared, servers.head):
         while not ray.wait([run], timeout=LOOK_S)[0]:
             if stopped and not told:
                 watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
@@ -385,7 +385,7 @@ def _follow(
 
 
 @contextmanager
-def _told_of(prepared: Prepared) -> Iterator[None]:
+def _told_of(prepared: Prepared, head: session.Head | None = None) -> Iterator[None]:
     """Turns Ray's errors about the master's process into ours."""
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
@@ -405,9 +405,10 @@ def _told_of(prepared: Prepared) -> Iterator[None]:
         ) from None
     except RayError:  # its process is gone, whatever the kind
         log = prepared.run_dir / LOGS / "master.log"
-        raise EngineError(
-            f"the master's process died: {cause_in(log) or 'killed'}; see {log}{_way_on(prepared)}"
-        ) from None
+        what = f"the master's process died: {cause_in(log) or 'killed'}; see {log}"
+        if head is not None and (kind := head.node.lost_process()):
+            what = f"Ray's {kind} process on this machine died"
+        raise EngineError(f"{what}{_way_on(prepared)}") from None
 
 
 def _way_on(prepared: Prepared) -> str:

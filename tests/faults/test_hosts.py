@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,7 +179,7 @@ def test_a_head_that_dies_ends_the_run_and_it_can_be_resumed(
     said = run.ends(1)
     finding.note = f"{name.split('/')[0]}: the command ended after {time.monotonic() - since:.1f} s"
     assert "--resume" in said
-    assert f"failed first: Ray's {name.split('/')[0]} on " in said
+    assert re.search(rf"failed first: Ray's (?:node|{name.split('/')[0]}) on ", said), said
     assert speedo.all_gone_within(20)
     run.resume()
     run.wait_for(lambda: run.lines("resumed"))
