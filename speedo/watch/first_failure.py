@@ -234,6 +234,9 @@ def first_failure_told(run_dir: Path, host: str, note: Callable[[str], None]) ->
         except OSError:  # its disk hangs
             end = end_of(Story(), error)
             found = None if end is None else _without_log(end, host)
+        except Exception as bug:  # it must not hide why the run has ended
+            found, text = None, f"{type(bug).__name__}: {bug}"
+            note(f"warning: what failed first could not be found ({text}); report this")
         for line in found.lines() if found is not None and found.ended else ():
             note(line)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +350,11 @@ def test_the_end_says_it_and_a_disk_that_hangs_takes_nothing_from_it(
     with pytest.raises(EngineError), first_failure_told(run, "alpha", said.append):
         raise error
     assert said[0].startswith("failed first: Ray's raylet on alpha, ")
+    monkeypatch.setattr("speedo.watch.first_failure.keep_failure", lambda *_: 1 / 0)
+    with pytest.raises(EngineError), first_failure_told(run, "alpha", said.append):
+        raise error
+    assert "could not be found (ZeroDivisionError" in said.pop()
+    monkeypatch.setattr("speedo.watch.first_failure.keep_failure", lambda *_: None)
     with first_failure_told(run, "alpha", said.append):  # what went well is not told
         pass
     with pytest.raises(KeyboardInterrupt), first_failure_told(run, "alpha", said.append):
@@ -364,3 +369,24 @@ def test_who_asks_for_a_run_that_failed_is_told(tmp_path: Path, runtime: Path) -
     assert asked.exit_code == 1
     assert "is over: the run has ended without a result" in asked.output
     assert "failed first: the master on alpha" in asked.output
+
+
+def test_the_report_of_a_run_names_it(tmp_path: Path) -> None:
+    merged = {
+        "decision": "merged",
+        "worker": 0,
+        "loss": 0.5,
+        "samples": 8,
+        "staleness": 0,
+        "timings": {},
+    }
+    results = [(4.0 + n, "result", {**merged, "iteration": n, "version": n}) for n in (1, 2, 3)]
+    told = CASES["segmentation fault"]
+    run = written(tmp_path, replace(told, events=[*told.events[:2], *results, *told.events[2:]]))
+    lines = (run / "metrics.jsonl").read_text().splitlines()[:-1]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    made = CliRunner().invoke(main, ["report", str(run)])
+    assert made.exit_code == 0, made.output
+    page = (run / "report.html").read_text()
+    assert "first failure" in page
+    assert "failed first: worker 1 (process 4712), 30.0 s into the run" in page
