@@ -65,14 +65,6 @@ class Node:
         found = _FIRST.search(self.log.read_text(errors="replace")) if self.log.exists() else None
         return found[1] if found else "node"
 
-    def lost_process(self) -> str | None:
-        """Which of a head's processes is gone, before Ray's own command notices; None while all are there."""
-        with suppress(psutil.Error):
-            below = psutil.Process(self.command.pid).children(recursive=True)
-            there = {one.name() for one in below if one.status() != psutil.STATUS_ZOMBIE}
-            return next((name for name in ("gcs_server", "raylet") if name not in there), None)
-        return self.dead()
-
 
 @contextmanager
 def ray_node(
