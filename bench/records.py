@@ -1,11 +1,11 @@
 """Three epochs of LeNet with `--data-share once`, while workers are killed, added and sent away: each record once.
 
-    python -m bench.records [--mode async] [--events 100] [--every 1.0] [--workers 2] [--epochs 3] [--seed 1] [--calm]
+    python -m bench.records [--mode async] [--events 100] [--workers 2] [--epochs 3] [--seed 1]
 
-Fashion-MNIST, 60,000 records. Each `--every` seconds, on average, a worker is killed (SIGKILL), or the run is scaled to
-one worker more or less than `--workers`; `--calm`: nothing happens. Prints how often each record of each epoch was
-trained, by the log of the run, what joined, left and was dropped, and the test accuracy. Status 1 unless each record
-of each epoch was trained exactly once.
+Fashion-MNIST, 60,000 records. Spread over the run a worker is killed (SIGKILL), or the run is scaled to one worker more
+or less than `--workers`: `--events` in all, 0 for none. Prints how often each record of each epoch was trained, by the
+log of the run, what joined, left and was dropped, and the test accuracy. Status 1 unless each record of each epoch was
+trained exactly once.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 
 from bench.support.processes import MARK, child, end_by_signals, processes
 from bench.support.runs import result_of
+from bench.support.timed import Follower
 from speedo.run_dir.events import LogFollower, ResultDropped, ResultMerged, WorkerJoined, WorkerLeft
 from tests.support.record_counts import RecordCounts
 
 RECORDS, BATCH = 60_000, 64
-START_S = 20.0
 
 
 def train(asked: argparse.Namespace, folder: Path) -> Counter[str]:
@@ -43,12 +43,12 @@ def train(asked: argparse.Namespace, folder: Path) -> Counter[str]:
         (folder.parent / f"{folder.name}.log").open("w") as log,
         child(command, log=log, environment=environment) as process,
     ):
-        next_event = time.monotonic() + START_S
+        follower, between = Follower(folder), asked.epochs * RECORDS / (asked.events + 1)
         while process.poll() is None:
             time.sleep(0.05)
-            if asked.calm or events.total() >= asked.events or time.monotonic() < next_event:
+            follower.read()
+            if events.total() >= asked.events or follower.samples < between * (events.total() + 1):
                 continue
-            next_event = time.monotonic() + chance.uniform(0, 2 * asked.every)
             if chance.random() < 0.7:
                 victims = processes("worker", mark)
                 if victims:
@@ -75,23 +75,23 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--events", type=int, default=100)
-    parser.add_argument("--every", type=float, default=1.0, metavar="S")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--calm", action="store_true")
     asked = parser.parse_args()
     end_by_signals()
     with tempfile.TemporaryDirectory(prefix="speedo-bench-") as name:
         folder = Path(name) / "run"
         events = train(asked, folder)
         counts, lines = RecordCounts(), Counter[str]()
-        for one in LogFollower(folder).new():
-            if isinstance(one, ResultMerged):
-                counts.add(one.records)
-                lines["merged"] += 1
-            elif isinstance(one, ResultDropped):
-                lines[one.decision] += 1
-            elif isinstance(one, WorkerJoined | WorkerLeft):
-                lines[type(one).__name__] += 1
+        log = LogFollower(folder)
+        while found := log.new():
+            for one in found:
+                if isinstance(one, ResultMerged):
+                    counts.add(one.records)
+                    lines["merged"] += 1
+                elif isinstance(one, ResultDropped):
+                    lines[one.decision] += 1
+                elif isinstance(one, WorkerJoined | WorkerLeft):
+                    lines[type(one).__name__] += 1
         result = result_of(folder)
         print(f"made to happen: {dict(events)}; in the log: {dict(lines)}")
         exact = counts.twice() == 0

@@ -29,7 +29,7 @@ from speedo.exchange.codecs import Compression, bytes_of
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.memory_store import MemoryStore

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

@@ -32,9 +32,8 @@ class Kind(enum.IntEnum):
 # Ranges of records in the order of an epoch: epoch, first, and the one behind the last.
 Records = tuple[tuple[int, int, int], ...]
 
+
 # ---------------------------------------------------------------- events: to the master
-
-
 @record
 class RunsAt:
     """Where a worker computes: the name of its host, its process id, its BLAS threads, and the CPUs that it may run on.
@@ -92,6 +91,15 @@ class Pause:
 
 
 @record
+class Leaving:
+    """A worker is to leave, for this `cause`: it gets no other turn, and hands in what it has of its present ones."""
+
+    worker: int
+    incarnation: int
+    cause: str
+
+
+@record
 class Trained:
     """A turn is finished and its payload is in the store. `loss` is the mean over its steps.
 
@@ -139,7 +147,6 @@ class Testing:
     """This many of the `batches` of a version's test are done by all testers together."""
 
     __test__ = False  # pytest takes the name for a test's
-
     version: int
     done: int
     batches: int
@@ -154,9 +161,10 @@ class Elapsed:
 
 @record
 class StopAsked:
-    """Somebody wants the run to end; what is merged so far is exported."""
+    """Somebody wants the run to end, within so many seconds if not 0; what is merged so far is exported."""
 
     reason: str
+    within_s: float = 0.0
 
 
 @record
@@ -204,13 +212,12 @@ class StoreTrouble:
 
 
 Event = (
-    Joined | Left | Pause | Trained | Refused | Tested | Testing | Elapsed | StopAsked | StateSaved | Checkpointed
-    | Snapshotted | StoreTrouble
+    Joined | Left | Leaving | Pause | Trained | Refused | Tested | Testing | Elapsed | StopAsked | StateSaved
+    | Checkpointed | Snapshotted | StoreTrouble
 )  # fmt: skip
 
+
 # ---------------------------------------------------------------- actions: from the coordinator
-
-
 @record
 class OwnResults:
     """What became of a worker's own results before its turn, by their tickets; 0 is none.
@@ -235,6 +242,7 @@ class Team:
     the members continue with the connections that they have. `rate` is the factor of the mean after each round, where
     there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait.
     `spread` are the places in `members` of those that share memory, the leader's host first; empty if all are on one.
+    After each `agree_every` rounds, if not 0, they ask who leaves.
     """
 
     formed: int
@@ -243,6 +251,7 @@ class Team:
     rate: float = 1.0
     patience_s: float = 60.0
     spread: tuple[tuple[int, ...], ...] = ()
+    agree_every: int = 0
 
     @property
     def leader(self) -> int:
@@ -251,7 +260,6 @@ class Team:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """All members, in their order."""
         return tuple(worker for worker, _, _ in self.members)
 
 
@@ -275,12 +283,12 @@ class Train:
     Without `moving_rate` the turn starts from center `version`. With it the worker continues from its own weights
     (elastic averaging), after its half of the merge that made this center: that of its result `own.merged`, if there is
     one, at this rate. Step `k` of the turn belongs to iteration `iteration_of(k)`: `samples` are those merged before
-    the turn, `stride` those that one step of all workers adds, and `batch` of them are an iteration. With `carry_over`,
-    because the worker's last result was merged, its payload makes up for what the compression of the last ones lost.
-    The worker adds a pending delta to the center itself, times `own.rate`, so a worker alone trains as if it had
-    waited. Its weights are pulled a turn later, by what the merge of that result then took from them.
+    the turn, `stride` those that one step of all workers adds, and `batch` of them are an iteration. With `carry_over`
+    its payload makes up for what the compression of the last ones, now merged, has lost. The worker adds a pending
+    delta to the center itself, times `own.rate`; its weights are pulled a turn later, by what that merge took of them.
     With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
     are then the most. It trains on these `records`, where they are leased; as many as `ahead` come next, probably.
+    `division` counts how often the batch was divided anew: see `Divided`.
     """
 
     worker: int
@@ -300,6 +308,7 @@ class Train:
     batch: int = 1
     records: Records = ()
     ahead: int = 0
+    division: int = 0
 
     def iteration_of(self, step: int) -> int:
         """The iteration of step number `step` of the turn, counted through all rounds of a team."""
@@ -307,7 +316,6 @@ class Train:
 
     @property
     def iteration(self) -> int:
-        """That of the first step."""
         return self.iteration_of(0)
 
     @property
@@ -336,9 +344,8 @@ class Part:
 class Merge:
     """Merge these results into the center, which becomes `version` at `iteration`, and publish it.
 
-    `rate` is the factor of the rule at this membership and staleness: delta scale or moving rate. `samples_seen`
-    counts all samples merged so far, this merge included. `timings` is filled in when it is carried out: for each part
-    the seconds that the master took to receive, to merge, and to publish the center.
+    `rate` is the factor of the rule: delta scale or moving rate. `samples_seen` includes this merge. `timings` are
+    filled in when it is carried out: for each part the seconds to receive, to merge, and to publish the center.
     """
 
     version: int
@@ -377,6 +384,22 @@ class TeamGivenUp:
 
     workers: tuple[int, ...]
     reason: str
+
+
+@record
+class Divided:
+    """From now on each of `workers` reads this many `records` of the solver's batch, which is division `number`.
+
+    `samples` are those merged by now, `reason` says in words how the batch is divided and why. A record is `unit`
+    samples of a step.
+    """
+
+    number: int
+    workers: tuple[int, ...]
+    records: tuple[int, ...]
+    samples: int
+    reason: str
+    unit: int = 1
 
 
 @record
@@ -426,15 +449,15 @@ class Finish:
     left_out: int = 0  # those that nobody trained again
 
 
-# How the reason begins of a run that no rule has ended earlier.
-AT_MAX_ITER: Final = "reached max_iter"
+AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 
 Command = Train | Evaluate | SaveState
-Action = Merge | Drop | Train | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+Action = (
+    Merge | Drop | Train | Divided | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+)  # fmt: skip
+
 
 # ---------------------------------------------------------------- between coordinator and strategy
-
-
 @record
 class Result:
     """What a strategy sees of a finished turn."""
@@ -448,9 +471,8 @@ class Result:
 class Decision:
     """What a strategy wants, worker by worker; carried out in this order.
 
-    `why` is the cause of the discards, for people. `merge` names workers whose results are merged together,
-    once, into one new version. `may_wait`: who trains would do so whatever becomes of other results, and may be sent
-    after those that have come already.
+    `why` is the cause of the discards. The results of all in `merge` make one new version. `may_wait`: who trains would
+    do so whatever becomes of other results, and may be sent after those that have come already.
     """
 
     discard: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What a run answers to `speedo status`, `stop` and `scale`."""
+"""What a run answers to `speedo status`, `stop`, `scale` and `leave`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from speedo.actors.join.asked_to_leave import seconds_in
 from speedo.actors.master_process import MasterProcess
 from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
@@ -33,7 +34,7 @@ def under_control(
     watch: Watch,
     scale: Callable[[int], str] | None = None,
 ) -> Iterator[None]:
-    """Serve `speedo status`, `stop` and `scale` inside the context; if no socket can be opened the run continues.
+    """Serve `speedo status` and its like inside the context; if no socket can be opened the run continues.
 
     `known` is what `speedo status` says of the run before its state; `scale` changes the number of workers, which
     otherwise the master does.
@@ -62,6 +63,8 @@ class Control:
     def answer(self, asked: Asked) -> dict[str, Any]:
         """The answer to one question; raises `SpeedoError` with the reason why there is none."""
         what, rest = asked.get("ask"), {name for name in asked if name != "ask"}
+        if what == "known" and not rest:  # also of a master that hangs
+            return dict(self._known)
         if what == "status" and not rest:
             return self._status()
         if what == "stop" and not rest:
@@ -77,6 +80,14 @@ class Control:
                 )
             scale = self._scale or partial(self._ask, "scale", timeout_s=SCALE_S)
             return {"run": self._known["run"], "workers": number, "said": scale(number)}
+        if what == "leave" and rest == {"host", "seconds"}:
+            if self._scale is not None:
+                raise ClusterError(
+                    "the nodes of this run are those of a Ray cluster: `speedo scale` takes workers away, and Ray "
+                    "drains a node"
+                )
+            told = self._ask("tell_to_leave", str(asked["host"]), seconds_in(asked))
+            return {"run": self._known["run"], "said": told}
         raise ClusterError(
             f"this run, of SpeeDO {VERSION}, does not know this request: "
             "use the same version of SpeeDO for the command"

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from speedo.engines.native_failures import fatal_line, signal_hint
+from speedo.engines.native_failures import caught_fault, fatal_line, signal_hint
 from speedo.system.files import last_bytes
 
 SILENT: Final = f"died without a message, as after SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000
 _WORD_BYTES: Final = 4096
-# Of Python's fault handler (CPython: Modules/faulthandler.c); Ray says the name itself.
-_FAULTS: Final = {
-    "Bus error": "SIGBUS",
-    "Segmentation fault": "SIGSEGV",
-    "Illegal instruction": "SIGILL",
-    "Floating point exception": "SIGFPE",
-    "Floating-point exception": "SIGFPE",
-}
-# Python's fault handler, and Ray's, name the signal that they caught; nobody catches signal 9.
-_CAUGHT: Final = re.compile(r"^Fatal Python error: (.+)$|^\*\*\* (SIG\w+) received", re.MULTILINE)
 
 
 def cause_in(log: Path, begin: int = 0) -> str | None:
@@ -33,19 +22,8 @@ def cause_in(log: Path, begin: int = 0) -> str | None:
     fatal = fatal_line(text)
     if fatal is not None:
         return fatal
-    caught = _CAUGHT.findall(text)
-    return (
-        f"native code failed: {_named(caught[-1][0] or caught[-1][1])}; see {log}"
-        if caught
-        else None
-    )
-
-
-def _named(fault: str) -> str:
-    """The fault as it was reported, with its possible causes."""
-    name = _FAULTS.get(fault, fault)
-    hint = signal_hint(name)
-    return f"{name} ({hint})" if hint else fault
+    fault = caught_fault(text)
+    return None if fault is None else f"native code failed: {fault}; see {log}"
 
 
 def size_of(log: Path) -> int:

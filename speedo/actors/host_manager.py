@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_caus
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.exchange.channel import first_line
+from speedo.master.reasons import heard_again, not_heard
 from speedo.master.restarts import spread
 from speedo.master.sharding import Resharding, sharding_for
 from speedo.master.slots import Assignment, Roster
@@ -22,6 +23,8 @@ from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.system.bounds import DataShare
 from speedo.watch.status import StatusBoard
 
+MASTERS_OWN: Final = "here"  # the host whose workers are of the master's own command
+QUIET_S: Final = 6.0  # a host asks every second; it may need some to end a process that hangs
 SILENT_S: Final = (
     30.0  # a host that was not heard of for this long is left out where workers are spread
 )
@@ -46,12 +49,14 @@ class Orders:
     """What a host must do: run `count` workers, end those in `end`, and record the new places in `moved`.
 
     `round` counts the requests for a number of workers: each request also restarts workers that were given up.
+    Within `leave_s` seconds it must leave, if that is not None.
     """
 
     count: int
     round: int
     end: tuple[End, ...]
     moved: tuple[Assignment, ...]
+    leave_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +65,15 @@ class _Host:
     cores: int
     heard: float
     trains: bool = True
+    leaves: bool = False  # it gets no workers any more
+    leave_s: float | None = None  # somebody wants it to leave
+    asks: bool = False  # it does once its workers have started
+    silent: bool = False
+
+
+def left_because(why: str) -> str:
+    """The cause of the end of workers whose host leaves."""
+    return f"its host leaves: {why}"
 
 
 def check_records(host: str, there: int | None, here: int | None, share: DataShare) -> None:
@@ -150,6 +164,34 @@ class HostManager:
             self._wanted_by_user = workers
             self._tell_wanted()
 
+    def tell_to_leave(self, name: str, within_s: float) -> str:
+        """Have a host leave, or all of a machine, within this time; returns a sentence that names them."""
+        with self._lock:
+            others = {one: host for one, host in self._hosts.items() if one != MASTERS_OWN}
+            found = [one for one in sorted(others) if name in (one, one.partition(":")[0])]
+            if not found:
+                names = f"they are {', '.join(sorted(others))}" if others else "no host has joined"
+                raise ClusterError(f"{name} is no host of this run that could leave: {names}")
+            for one in found:
+                others[one].leave_s = within_s
+        return f"{', '.join(found)}: leaving, within {within_s:g} s"
+
+    def host_leaves(self, host: str, places: Iterable[Assignment], why: str) -> bool:
+        """Let the workers of this host go, each once its present turns are merged; whether any is still there.
+
+        May be called again, for those that join meanwhile.
+        """
+        with self._lock:
+            known = self._hosts.get(host)
+            if known is not None and not known.leaves:
+                known.leaves = True
+                self._board.notice(f"{host} leaves: {why}; its workers hand in what they have")
+                self._tell_wanted()
+        there = [self._roster.now_at(place.worker, place.incarnation) for place in places]
+        for place in filter(None, there):
+            self._cluster.leave(place.worker, place.incarnation, left_because(why))
+        return any(there)
+
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
         """Takes the list of a host's workers and returns its orders; also checks whether to redistribute the data."""
         now = time.monotonic()
@@ -157,7 +199,8 @@ class HostManager:
             known = self._hosts.get(host)
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
-            known.heard = now
+            known.heard, known.asks = now, True
+            self._tell_silent(now)
             self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
@@ -167,7 +210,7 @@ class HostManager:
             for key, place in places.items()
             if place is not None and place.incarnation != key[1]
         )
-        return Orders(known.count, self._round, end, moved)
+        return Orders(known.count, self._round, end, moved, known.leave_s)
 
     def samples(self) -> int:
         """The sample at which a new reader of a shard begins: in a running run, in the present pass over the data."""
@@ -201,8 +244,22 @@ class HostManager:
         if self._roster.share == "own" and not self._board.over:
             self._board.records = self._roster.records()
 
+    def _tell_silent(self, now: float) -> None:
+        """Say of a host once that it is not heard of, and once that it is again: its workers fail with it."""
+        for name, host in self._hosts.items():
+            silent = host.asks and now > host.heard + QUIET_S
+            if silent != host.silent and not self._board.over:
+                host.silent = silent
+                self._board.notice(
+                    f"warning: {not_heard(name, now - host.heard)}" if silent else heard_again(name)
+                )
+
     def _there(self, now: float) -> dict[str, _Host]:
-        return {name: host for name, host in self._hosts.items() if host.heard > now - SILENT_S}
+        return {
+            name: host
+            for name, host in self._hosts.items()
+            if host.heard > now - SILENT_S and not host.leaves
+        }
 
     def _tell_wanted(self) -> None:
         if self._board.over:

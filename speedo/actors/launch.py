@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +43,11 @@ from speedo.run.scratch import scratch_folder
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import owned
+from speedo.run_dir.process_logs import LogTimes
 from speedo.system.appended import AppendedLines, length_of
 from speedo.version import VERSION
 from speedo.watch.console import Watch
+from speedo.watch.first_failure import first_failure_told
 
 if TYPE_CHECKING:
     from speedo.actors.fleet.fleet import Fleet
@@ -248,6 +251,8 @@ def _start(
     config = prepared.config
     stack.push(partial(_discard_if_refused, prepared))  # once its processes have ended
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
+    stack.enter_context(first_failure_told(prepared.run_dir, platform.node(), watch.note))
+    stack.enter_context(LogTimes(prepared.run_dir / LOGS))
     watch.begin(prepared.run_dir)
     try:
         scratch = stack.enter_context(scratch_folder())
@@ -383,17 +388,19 @@ def _follow_one(
     told = False
     next_status = 0.0
     while not ray.wait([master.run], timeout=LOOK_S)[0]:
-        reason = ""
+        reason, within_s = "", 0.0
         if stopped:
             reason = f"stopped by {stopped[0]}"
+            within_s = servers.prepared.config.grace if stopped[0] == "SIGTERM" else 0.0
         elif died and host.last_died is not None:
             reason = f"{died}: {host.last_died}"
         elif (bad := servers.records.problem()) is not None:
             reason = bad
         if reason and not told:
             if stopped:
-                watch.note(f"{stopped[0]}: stopping; the model so far is tested and exported")
-            master.actor.stop.remote(reason)
+                text = f"{stopped[0]}: stopping; the model so far is tested and exported"
+                watch.note(f"{text}, within {within_s:g} s" if within_s else text)
+            master.actor.stop.remote(reason, within_s)
             told = True
         if master.tester is not None and ray.wait([master.tester], timeout=0)[0]:
             tester, master.tester = master.tester, None

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,12 +15,11 @@ from typing import Any
 import ray
 
 from speedo.actors.host_manager import HostManager, Orders
-from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_servers import RayServers
 from speedo.actors.script_questions import ScriptQuestions
-from speedo.actors.server_actor import ServerOrder
+from speedo.actors.served_master import ServedMaster
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
@@ -34,8 +32,7 @@ from speedo.master.fetch_pacing import Pace
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
-from speedo.master.served_center import ServedCenter
-from speedo.master.slots import Assignment, ServerAddress
+from speedo.master.slots import Assignment
 from speedo.messages import Event, StoreTrouble
 from speedo.run.build import TICKETS_OF_AN_EPOCH, build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
@@ -59,10 +56,9 @@ from speedo.watch.status import Status
 
 NAME = "master"
 FORMER_S = 60.0  # after which the vectors of a former master are removed
-KEEP_S = 4.0  # a host that leaves waits so long for the center to be fetched
 
 
-class MasterActor:
+class MasterActor(ServedMaster):
     """A thin shell around `speedo.run.training.Training`."""
 
     def __init__(
@@ -120,7 +116,7 @@ class MasterActor:
         self._store = run_store(
             settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
         )
-        self._meeting = Meeting(settings.workers, self._cause_of)
+        self._meeting = Meeting(settings.workers, self._cluster.cause_of)
         self._former = Takeover(self._store, run_dir) if takes_over else None
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
@@ -208,12 +204,12 @@ class MasterActor:
             if self._servers is not None:
                 self._servers.close()
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, within_s: float = 0.0) -> None:
         if self._servers is not None:
             self._servers.stop(reason)
         if self._training is None:
             self._start.stop(reason)
-        self._cluster.stop(reason)
+        self._cluster.stop(reason, within_s)
 
     def status(self) -> Status:
         status = (self._training or self._parts).status()
@@ -324,9 +320,9 @@ class MasterActor:
         """See `Meeting.missing`."""
         return self._meeting.missing(members)
 
-    def _cause_of(self, worker: int, incarnation: int) -> str | None:
-        gone = self._cluster.gone(worker, incarnation)
-        return None if gone is None else gone.cause
+    def place_of(self, worker: int, incarnation: int) -> Assignment | None:
+        """The present place of a worker, which may have another share of the batch."""
+        return self._roster.now_at(worker, incarnation)
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""
@@ -362,6 +358,14 @@ class MasterActor:
         """This is the number of workers that the user wants; who places them is not the master."""
         self._host_manager.want(workers)
 
+    def tell_to_leave(self, host: str, within_s: float) -> str:
+        """See `HostManager.tell_to_leave`."""
+        return self._host_manager.tell_to_leave(host, within_s)
+
+    def host_leaves(self, host: str, why: str) -> bool:
+        """See `HostManager.host_leaves`."""
+        return self._host_manager.host_leaves(host, self._places.get(host, ()), why)
+
     def farewell(self, host: str) -> None:
         """This host has released its workers."""
         self._hosts.discard(host)
@@ -371,69 +375,6 @@ class MasterActor:
         self._host_manager.discharge(host)
         if self._servers is not None:
             self._servers.discharge(host)
-
-    # ------------------------------------------------------------ servers of the center
-
-    def _divide_center(self, training: Training) -> None:
-        """Have servers keep its center, where there are any."""
-        if self._servers is not None:
-            assert isinstance(training.center, ServedCenter)
-            self._cluster.expect = training.center.expect
-            self._cluster.together = self._servers.together
-            self._servers.use(training.layout, training.center.solver)
-
-    def servers_there(self) -> bool:
-        """Whether workers can be given places: every server is there, or comes once a script has brought its model."""
-        script = isinstance(self._settings.spec, ScriptJob)
-        return self._servers is None or script or self._servers.all_there()
-
-    def servers_for(self, place: Assignment) -> tuple[ServerAddress, ...] | None:
-        """Where a script exchanges its ranges, as a user of its own; None while a server is missing."""
-        if self._servers is None:
-            return ()
-        if not self._servers.all_there():
-            return None
-        return self._servers.admit_worker(place).servers
-
-    def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
-        """The servers that a host is to run; None while that is not decided."""
-        return None if self._servers is None else self._servers.orders(host)
-
-    def tell_copies(self, host: str, newest: Mapping[int, int]) -> tuple[Bring | None, bool]:
-        """Takes which versions of ranges a host has; returns what it is to bring, and whether it asks again soon."""
-        return (None, False) if self._servers is None else self._servers.copies.tell(host, newest)
-
-    def range_brought(self, number: int, problem: str) -> None:
-        """A host has copied a range back to a new server, or could not."""
-        if self._servers is not None:
-            self._servers.copies.brought(number, problem)
-
-    def server_joined(
-        self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
-    ) -> None:
-        """Take a server in."""
-        if self._servers is not None:
-            self._servers.join(host, index, incarnation, address, handle)
-
-    def server_leaves(self, host: str) -> None:
-        """This host is about to end its servers: the center is kept whole, as it is now."""
-        if self._servers is not None and self._servers.has(host) and not self._board.over:
-            assert self._training is not None
-            assert isinstance(self._training.center, ServedCenter)
-            self._training.center.keep_whole(KEEP_S)
-
-    def trouble_of_server(self, index: int, problem: str) -> None:
-        """Why a server waits for its store; empty once it does not."""
-        if self._servers is not None:
-            self._servers.trouble_of(index, problem)
-            text = f"server {index}: {problem}" if problem else None
-            self._board.trouble_with_store(self._worst(f"server {index}", text))
-
-    def _server_moved(self, why: str) -> None:
-        """Restart the processes that have the former address of a server: workers, and the tester."""
-        for worker, incarnation in self._cluster.live():
-            self._cluster.lost(worker, incarnation, why)
-        self._cluster.tests.end()
 
     def wait_for_hosts(self, timeout_s: float) -> bool:
         """Whether every host has said farewell in time."""

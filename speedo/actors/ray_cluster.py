@@ -26,6 +26,7 @@ from speedo.messages import (
     Evaluate,
     Event,
     Joined,
+    Leaving,
     Left,
     Pause,
     Refused,
@@ -50,7 +51,7 @@ class Gone:
 
 
 class RayCluster:
-    """Implements `speedo.master.driver.Cluster`. `send` and `next_event` belong to the driver's thread.
+    """Implements `speedo.master.cluster.Cluster`. `send` and `next_event` belong to the driver's thread.
 
     A worker that is not heard any more becomes an event with its cause, and so does what fails in a thread here.
     """
@@ -126,6 +127,11 @@ class RayCluster:
         """How a worker came to leave; None if it has not."""
         return self._gone.get((worker, incarnation))
 
+    def cause_of(self, worker: int, incarnation: int) -> str | None:
+        """Why a worker left; None if it has not."""
+        gone = self.gone(worker, incarnation)
+        return None if gone is None else gone.cause
+
     def lost(self, worker: int, incarnation: int, cause: str, *, done: bool = False) -> None:
         """A worker is gone, or its script is `done`; reported once, the first cause counts."""
         with self._lock:
@@ -174,8 +180,12 @@ class RayCluster:
         self.script_tests = ScriptTests(self._events.put)
         return self.script_tests
 
-    def stop(self, reason: str) -> None:
-        self._events.put(StopAsked(reason))
+    def stop(self, reason: str, within_s: float = 0.0) -> None:
+        self._events.put(StopAsked(reason, within_s))
+
+    def leave(self, worker: int, incarnation: int, cause: str) -> None:
+        """Have a live worker hand in what it has; it is evicted then."""
+        self._events.put(Leaving(worker, incarnation, cause))
 
     # ------------------------------------------------------------ Cluster
 

@@ -33,7 +33,7 @@ def end_as(name: str) -> NoReturn:
 
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Yields the list of signals that asked for an end so far; a second Ctrl-C interrupts at once.
+    """Yields the list of signals that asked for an end so far, those of one wish once; a second Ctrl-C interrupts.
 
     A SIGHUP that was ignored when the program started, as under `nohup`, stays ignored.
     """
@@ -45,8 +45,10 @@ def stop_signals() -> Iterator[list[str]]:
         if not received:
             first = time.monotonic()
             received.append(_causes[0] if _causes else _NAMES[signal.Signals(number)])
-        elif number == signal.SIGINT and time.monotonic() > first + _SAME_WISH_S:
-            raise KeyboardInterrupt
+        elif time.monotonic() > first + _SAME_WISH_S:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            received.append(_NAMES[signal.Signals(number)])
 
     if threading.current_thread() is not threading.main_thread():
         yield received

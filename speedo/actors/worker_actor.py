@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from speedo.engines.base import Engine
+from speedo.engines.base import Engine, ModelEngine
 from speedo.engines.make import (
     EngineChoice,
     let_others_run,
@@ -22,7 +22,7 @@ from speedo.engines.make import (
     use_threads,
 )
 from speedo.engines.native_failures import capture_stderr
-from speedo.errors import MissingKeyError, PayloadError, SpeedoError
+from speedo.errors import MissingKeyError, PayloadError, SpeedoError, TeamBrokenError
 from speedo.exchange.channel import WorkerChannel, first_line, refusal
 from speedo.exchange.team_meeting import TeamMeeting
 from speedo.master.slots import Assignment
@@ -167,41 +167,18 @@ class WorkerActor:
         return replace(ready, handed=last[1], begun=last[0].version)
 
     def _follow(self, place: Assignment) -> Ready:
-        former = self._worker
+        former, was = self._worker, self._place
         former.close()
-        self._connect(place, former.engine)
+        self._connect(place.with_shard(was.shard, was.skip), former.engine)
         self._worker.samples, self._worker.solver_state = former.samples, former.solver_state
         return self._ready(former.engine)
 
     def _begin(self, place: Assignment) -> Engine:
-        from speedo.engines.solver import Draws, solver_for_worker
         from speedo.run.open_store import run_store
 
         settings = self._settings
-        spec = settings.solver.on_node(self._data_root)
-        rank, count = place.shard.reads
-        text = solver_for_worker(
-            spec,
-            rank=rank,
-            count=count,
-            batch_size=place.batch_size,
-            seed=settings.seed + 1 + place.worker,
-            scratch=self._scratch,
-            draws=Draws.NONE,
-        )
         let_others_run(self._choice, self._pipeline is not None)
-        engine = make_engine(
-            self._choice,
-            text,
-            lr_policy=spec.lr_policy,
-            rank=rank,
-            count=count,
-            folder=spec.folder,
-            python_layers=spec.python_layers,
-            scratch=self._scratch,
-            threads=self._share.threads,
-        )
-        engine.advance(place.skip)
+        engine = self._engine_at(place)
         self._lost = ""
         self._connect(place, engine)
         if place.history is not None:
@@ -215,6 +192,7 @@ class WorkerActor:
         from speedo.run.between_hosts import between_hosts_of
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
+        from speedo.run.scratch import LEAVES
         from speedo.worker.overlapping_turns import OverlappingWorker
         from speedo.worker.turn import Worker
 
@@ -236,6 +214,8 @@ class WorkerActor:
             servers=server_stores(place.servers, settings, self._store_trouble, both_ways=ahead),
             host=host_centers(settings, place, engine.layout),
             factors=settings.factors,
+            leaves=(self._scratch.parent / LEAVES).exists,
+            rebuild=self._rebuilt,
         )
         self._turn: Callable[[Train], Trained] = self._worker.turn
         if self._pipeline is not None:
@@ -247,6 +227,57 @@ class WorkerActor:
             membership = Membership(place.worker, meeting, reach)
             self._team = TeamMember(self._worker, membership)
             self._turn = self._team_turn
+
+    def _engine_at(self, place: Assignment) -> ModelEngine:
+        from speedo.engines.solver import Draws, solver_for_worker
+
+        settings = self._settings
+        spec = settings.solver.on_node(self._data_root)
+        rank, count = place.shard.reads
+        text = solver_for_worker(
+            spec,
+            rank=rank,
+            count=count,
+            batch_size=place.batch_size,
+            seed=settings.seed + 1 + place.worker,
+            scratch=self._scratch,
+            draws=Draws.NONE,
+        )
+        engine = make_engine(
+            self._choice,
+            text,
+            lr_policy=spec.lr_policy,
+            rank=rank,
+            count=count,
+            folder=spec.folder,
+            python_layers=spec.python_layers,
+            scratch=self._scratch,
+            threads=self._share.threads,
+        )
+        engine.advance(place.skip)
+        return engine
+
+    def _rebuilt(self, engine: Engine) -> Engine:
+        """The engine for this worker's share of a batch that was divided anew, with the same history."""
+        import ray
+        from ray.exceptions import RayError
+
+        was = self._place
+        asked = self._master.place_of.remote(was.worker, was.incarnation)
+        try:
+            now: Assignment | None = ray.get(asked, timeout=ASK_S)
+        except RayError:
+            now = None
+        if now is None:
+            raise TeamBrokenError(f"the master did not say what worker {was.worker} reads")
+        if now.shard == was.shard:
+            return engine
+        history = engine.history()
+        engine.close()  # before the next is built: memory may not hold both
+        built = self._engine_at(now)
+        built.load_history(history)
+        self._place, self._worker.samples = was.with_shard(now.shard, now.skip), 0
+        return built
 
     def _store_trouble(self, trouble: str | None) -> None:
         """Say in the own log, and to the master without waiting for it, why the store is waited for."""

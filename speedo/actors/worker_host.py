@@ -23,6 +23,7 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.exchange.channel import first_line
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine as network_of_machine
+from speedo.run.scratch import LEAVES
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.system.cores import share_of, this_machine, threads_of
@@ -57,6 +58,8 @@ class WorkerHost:
     ) -> None:
         self._options_of = options_of
         self.last_died: str | None = None
+        self.leave_s: float | None = None  # the master wants this host to leave within this time
+        self._hands_in = False
         self._master, self._settings, self._name = master, settings, name
         self._folders, self._note = (logs, scratch, data_root), note
         self._processes: list[WorkerProcess] = []
@@ -233,6 +236,17 @@ class WorkerHost:
                 told = True
         return problems
 
+    def hand_in(self, cause: str) -> None:
+        """Start no worker any more; those that are there end their turns early, and the master lets them go."""
+        with self._lock:
+            if not self._hands_in:
+                self._hands_in = True
+                idle = [
+                    one for one in self._processes if one.place is None or one.starting is not None
+                ]
+                self._leave(idle, cause)
+                (self._folders[1] / LEAVES).touch()
+
     def stop(self, cause: str) -> None:
         """End the workers; the master hears of it. May be called twice."""
         self._stopping.set()
@@ -260,6 +274,8 @@ class WorkerHost:
     def _look(self, now: float) -> None:
         for process in self._processes:
             if process.place is None and not process.given_up and now >= process.due:
+                if self._hands_in:
+                    continue
                 self._begin(process, now)
             elif process.starting is not None:
                 self._look_at_start(process, now)
@@ -327,16 +343,17 @@ class WorkerHost:
         place = process.place
         up_s = 0.0 if process.starting is not None else now - process.since
         process.end()
-        pause = None if for_good else process.restarts.pause_after(up_s)
+        stays_away = for_good or self._hands_in
+        pause = None if stays_away else process.restarts.pause_after(up_s)
         if pause is not None:
             process.due = now + pause
             outlook = f"restarting in {pause:.0f} s" if pause else "restarting"
         else:
             process.given_up = True
             used = process.restarts.used
-            outlook = f"gone, given up after {used} restarts" if used and not for_good else "gone"
+            outlook = f"gone, given up after {used} restarts" if used and not stays_away else "gone"
         self._master.lost.remote(place, cause, outlook)
-        if all(one.given_up for one in self._processes):
+        if all(one.given_up for one in self._processes) and not self._hands_in:
             self.last_died = cause
 
     def _leave(self, processes: list[WorkerProcess], cause: str, *, wait: bool = True) -> None:
@@ -363,8 +380,15 @@ class WorkerHost:
                     process.place = place
             for end in orders.end:
                 if process.place is not None and end.is_of(process.place):
-                    own = process.cause() if process.is_dead() else end.reason
+                    own = end.reason
+                    if process.is_dead():
+                        own = process.cause()
+                    elif not end.for_good:
+                        process.describe_end(own)
                     self._died(process, own, now, for_good=end.for_good)
+        self.leave_s = orders.leave_s
+        if self._hands_in:
+            return
         if orders.round > self._round:  # somebody wants this many now, whatever happened before
             self._round = orders.round
             self._leave([process for process in self._processes if process.given_up], "given up")

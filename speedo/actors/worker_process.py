@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +19,7 @@ from speedo.actors.ray_cluster import death_cause
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
+from speedo.engines.native_failures import STACK_SIGNAL
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
@@ -25,9 +28,11 @@ from speedo.run.open_store import overlaps
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.system.cores import UNBOUND, CoreShare
+from speedo.system.process_state import states_of, takes_signal
 
 START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
 _SLOW: Final = "if it loads for longer, raise --timeout; else "
+STACK_S: Final = 0.1  # for a process that hangs to write where it is
 END_S: Final = 2.0  # for a process to vanish after SIGKILL
 OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and requests meanwhile
 
@@ -123,6 +128,21 @@ class WorkerProcess:
     def cause(self) -> str:
         """Why the process died."""
         return cause_in(self.log, self._log_begin) or silent_death(self._kills, self.log)
+
+    def describe_end(self, reason: str) -> None:
+        """Write into its log why it is ended by force, and what it does now: a process that hangs cannot."""
+        if self._process is None:
+            return
+        pid = self._process.pid
+        state = states_of([pid]).get(pid)
+        if state is None:
+            return
+        with suppress(OSError):
+            if not state.hangs and takes_signal(pid, STACK_SIGNAL):
+                os.kill(pid, STACK_SIGNAL)
+                time.sleep(STACK_S)
+            with self.log.open("a") as file:
+                file.write(f"speedo: ended by its host: {reason}; its process was {state.words}\n")
 
     def end(self, *, wait: bool = True) -> None:
         """Kill the process, even one that hangs or is stopped."""

@@ -1,4 +1,4 @@
-"""`speedo status`, `speedo stop` and `speedo scale`: show and control the runs on this machine."""
+"""`speedo status`, `stop`, `scale` and `leave`: show and control the runs on this machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from click.core import ParameterSource
 
 from speedo.cli.page import json_option
 from speedo.cli.say import say
+from speedo.cli.units import parse_notice
 from speedo.errors import ClusterError
 from speedo.run.config.run_config import LARGEST_WORKERS
-from speedo.run_dir.directory import METRICS
-from speedo.watch.control_socket import RunGone, RunSocket, running
+from speedo.run_dir.directory import FAILURE, METRICS, RESULT
+from speedo.system.foreign_text import clean_values
+from speedo.system.json_lines import plain
+from speedo.watch.control_socket import HOST_SUFFIX, RunGone, RunSocket, running
+from speedo.watch.first_failure import kept_failure
 from speedo.watch.status_text import lines_of, outcome_of
+from speedo.watch.waits import lines_of as waits_in_lines
+from speedo.watch.waits import look
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 POLL_S: Final = 0.2
 SCALE_S: Final = 180.0
+WHY_S: Final = 5.0  # for a master that may hang
 
 
 class RunArgument(click.Argument):
@@ -55,11 +62,19 @@ def run_argument(command: Function) -> Function:
     "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, metavar="S",
     help="Seconds between two updates.",
 )  # fmt: skip
-def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None:
+@click.option(
+    "--why",
+    is_flag=True,
+    help="Show what every process waits for, and the stacks of one that hangs.",
+)
+def status(run: str | None, as_json: bool, watch: bool, interval: float, why: bool) -> None:
     """Show the state of a run: iteration, loss, images/s, the last test, and a line per worker.
 
     RUN is a run's directory, or the first characters of its id; without it, all your runs on this machine are shown.
     Use it on the master's machine: the nodes of workers do not have the state.
+
+    With --why every process of the run on this machine writes its Python stacks into its log, which costs some
+    milliseconds; that also works while the master hangs, and with RUN as a directory even without the run's command.
 
     --json prints one object, `{"runs": [...]}`; docs/running.md has the fields. This does not disturb the run, and
     Ctrl-C ends only this command.
@@ -71,6 +86,10 @@ def status(run: str | None, as_json: bool, watch: bool, interval: float) -> None
 
     Exit status: 0, or 1 if there is no such run.
     """
+    if why and watch:
+        raise click.UsageError("--why is shown once: leave --watch out")
+    if why:
+        return _show_waits(run, as_json)
     socket = None if run is None else find(run)
     if socket is None:
         require_some(as_json)
@@ -155,6 +174,59 @@ def scale(workers: int, run: str | None, as_json: bool) -> None:
     _print(answer, as_json, [str(answer["said"])])
 
 
+@click.command()
+@click.argument("host", required=False, metavar="[HOST]")
+@click.option(
+    "--in",
+    "notice",
+    default="25s",
+    show_default=True,
+    metavar="TIME",
+    help="Time that is left, as in 30s or 2m; 0: leave at once.",
+)
+@click.option(
+    "--run",
+    default=None,
+    metavar="RUN",
+    help="The run of HOST, if you have several: its directory, or characters of its id.",
+)
+@json_option
+def leave(host: str | None, notice: str, run: str | None, as_json: bool) -> None:
+    """Let a host leave its run before its time is over, as a spot machine that was given notice.
+
+    Its workers get no more turns. Each ends its present turn after the solver step that it is at; the result is merged
+    with its samples counted, and records that were leased are given back. Then `speedo worker` ends with status 0. The
+    others train on. Whatever is not ready within the time is lost, as if the host had died.
+
+    Without HOST, the `speedo worker` commands on this machine leave: for whatever reads the notice of your cloud.
+    SIGTERM to `speedo worker` does the same, within its --grace, and ends it with status 143. With HOST, on the
+    master's machine, a host of that run leaves: by its name with all its commands, by the name that `speedo status`
+    shows with one. This command does not wait.
+
+    \b
+    speedo leave --in 30s
+    speedo leave node2
+    speedo leave node2:3f9a1c --in 2m
+
+    Exit status: 0 once it is told, or 1 if there is no such host.
+    """
+    seconds = parse_notice(notice)
+    if host is not None:
+        socket = only() if run is None else find(run)
+        told = [socket.ask("leave", host=host, seconds=seconds)]
+    elif run is not None:
+        raise click.UsageError("--run is for a HOST of that run: name the host, too")
+    else:
+        here = running(HOST_SUFFIX)
+        if not here:
+            raise ClusterError(
+                "no `speedo worker` of yours has joined a run on this machine: on the master's machine name the host "
+                "that is to leave, as in `speedo leave node2`"
+            )
+        told = [one.ask("leave", seconds=seconds) for one in here]
+    _print({"told": told}, as_json, [str(one["said"]) for one in told])
+
+
 def everything() -> list[dict[str, Any]]:
     """The state of every run; for one that does not answer, the reason."""
     found = []
@@ -207,13 +279,15 @@ def find(name: str) -> RunSocket:
     folder = Path(name)
     for socket in runs if os.path.isdir(folder) else []:
         try:
-            if Path(socket.ask("status")["run_dir"]) == Path(os.path.realpath(folder)):
+            if run_dir_by(socket) == Path(os.path.realpath(folder)):
                 return socket
         except ClusterError:
             continue
-    if os.path.isfile(folder / "result.json"):
+    if os.path.isfile(folder / RESULT) or os.path.isfile(folder / FAILURE):
         sentence, *_ = outcome_of(folder)[1].splitlines()
-        raise ClusterError(f"the run in {folder} is over: {sentence}")
+        failure = kept_failure(folder)
+        block = failure.lines() if failure is not None and failure.ended else []
+        raise ClusterError("\n".join([f"the run in {folder} is over: {sentence}", *block]))
     going = f"; running are {', '.join(socket.run for socket in runs)}" if runs else ""
     raise ClusterError(f"{name} is no running run: give an id or a run directory{going}")
 
@@ -224,7 +298,12 @@ def run_dir_of(name: str | Path | None) -> Path:
         if not os.path.lexists(Path(name) / METRICS):
             raise ClusterError(f"{name} is no run directory: it has no {METRICS}")
         return Path(name)
-    return Path((only() if name is None else find(str(name))).ask("status")["run_dir"])
+    return run_dir_by(only() if name is None else find(str(name)))
+
+
+def run_dir_by(socket: RunSocket) -> Path:
+    """Its directory, as the process that leads it knows it, whatever its master does. Raises `ClusterError`."""
+    return Path(socket.ask("known", timeout_s=WHY_S)["run_dir"])
 
 
 def wait_for_end(socket: RunSocket, process: int, timeout_s: float) -> None:
@@ -247,6 +326,28 @@ def _is_there(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _show_waits(run: str | None, as_json: bool) -> None:
+    """What the processes wait for; the master is asked for a while, and not needed."""
+    folder, state, problem = None, None, "no process leads this run on this machine"
+    try:
+        socket = only() if run is None else find(run)
+        folder = run_dir_by(socket)
+        state = socket.ask("status", timeout_s=WHY_S)
+    except ClusterError as error:
+        if folder is None and not (run is not None and os.path.isdir(run)):
+            raise
+        folder = folder or Path(str(run))
+        problem = str(error)
+    seen = look(folder)
+    if as_json:
+        answer = {"run_dir": str(folder), "status": state, "problem": "" if state else problem}
+        say(json.dumps({**answer, "processes": [plain(one) for one in seen]}))
+        return
+    state = None if state is None else clean_values(state)
+    lines = [f"run in {folder}", *waits_in_lines(seen, state, problem if state is None else "")]
+    say("\n".join(lines))
 
 
 def _show(found: list[dict[str, Any]], as_json: bool, *, clear: bool) -> None:

@@ -36,6 +36,15 @@ def _of_all(command: Any) -> Any:
             help="Folder of this host's logs.  [default: a temporary folder, removed after a successful run]",
         ),
         click.option(
+            "--grace",
+            "grace_s",
+            type=click.FloatRange(0, 1e6),
+            default=25.0,
+            show_default=True,
+            metavar="S",
+            help="Seconds to hand in results after SIGTERM or Ctrl-C; a second signal ends at once.",
+        ),
+        click.option(
             "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
         ),
         click.option(
@@ -95,6 +104,10 @@ def worker(
     \b
     speedo worker --master 10.0.0.5 --workers 4
     speedo worker --master 10.0.0.5 --workers 4 -- python train.py --epochs 3
+
+    Told to end by SIGTERM (Slurm, Kubernetes, systemd) or Ctrl-C, its workers end their turns after the present step,
+    their results are merged, and the run continues without this host. The status is 143 or 130 then, so that Kubernetes
+    starts another; after `speedo leave` it is 0.
     """
     from speedo.actors.join.worker_command import serve_worker
     from speedo.study.doctor import Request, require
@@ -117,7 +130,10 @@ def worker(
     require(Request(master=address, workers=workers, threads=checked))
     with Progress(ErrorConsole()) as watch:
         status = serve_worker(address, workers, watch, **given)
-    say(f"the run is over at iteration {status.iteration}")
+    if status is None:
+        say("this host has left the run, which continues")
+    else:
+        say(f"the run is over at iteration {status.iteration}")
 
 
 @click.command()

@@ -39,10 +39,12 @@ GROUPS: Final = {
         "server": ("join.server", "Serve a range of the center of a master started with --servers, without training."),
         "launch": ("launch.launch", "Train on many hosts over ssh."),
         "scale": ("control.scale", "Change the number of workers of a run."),
+        "leave": ("control.leave", "Let a host go, once its workers have handed in their results."),
         "stop": ("control.stop", "End a run early; its model is tested and exported."),
     },
     "Look": {
         "status": ("control.status", "Show the state of a run on this machine."),
+        "logs": ("logs.logs", "Print the logs of all processes of a run as one."),
         "watch": ("watch.watch", "Watch a run, live, in the terminal or as a page."),
         "test": ("score.score", "Score a model, or all snapshots of a run, with several workers."),
         "report": ("report.report", "Make one page of figures, or a picture, of any runs."),

@@ -21,7 +21,7 @@ OPTIONS: Final = (
     *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),
     *("join_timeout", "min_workers", "restarts", "servers", "overlap"),
     *(name for export in EXPORTS for name in export.own if name not in export.of_solvers),
-    *("checkpoint_interval", "take_over", "redis_tls"),
+    *("checkpoint_interval", "grace", "take_over", "redis_tls"),
 )
 # What a script decides itself, or cannot have.
 FIXED: Final = {

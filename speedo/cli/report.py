@@ -62,6 +62,7 @@ def report(
     if png and (words := why_none()):
         raise ConfigError(words)
     from speedo.run.records import records_of
+    from speedo.watch.first_failure import kept_failure
     from speedo.watch.report.figures import figures_of
     from speedo.watch.report.files import write_picture, write_report
     from speedo.watch.report.page import Heading
@@ -89,6 +90,12 @@ def report(
     several = f"{len(runs)} runs" if len(runs) > 1 else histories[0].name
     subtitle = ", ".join(run.name for run in histories[:6]) + (" and more" if len(runs) > 6 else "")
     facts = [(run.name, clean_text(run.folder.resolve())) for run in histories]
+    failures = [(run.name, kept_failure(run.folder)) for run in histories]
+    facts += [
+        (f"{name}, first failure", "; ".join(map(str.strip, one.lines())))
+        for name, one in failures
+        if one
+    ]
     heading = Heading(title or f"Report of {several}", subtitle, facts)
     if png:
         write_picture(figures, heading.title, target)

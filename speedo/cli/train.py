@@ -18,6 +18,8 @@ from speedo.errors import ConfigError
 from speedo.messages import AT_MAX_ITER
 from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import make_config
+from speedo.run_dir.checkpoint_file import checkpoints_in
+from speedo.run_dir.directory import CHECKPOINTS
 from speedo.system.standard_streams import NOBODY_READS, unread
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is reported before
@@ -99,7 +101,7 @@ def run_with(
     if result.test_problem:
         accuracy = f"no test result: {result.test_problem}"
     if not result.complete:
-        complain(_why_not_complete(result))
+        complain(f"{_why_not_complete(result)}{_way_on(result)}")
     if result.warning:
         complain(f"warning: {result.warning}")
     try:
@@ -134,6 +136,16 @@ def _how_it_ended(result: RunResult) -> str:
     if (best := result.best) is not None:
         text += f"\nbest {best['output']} {best['value']:.4f} at iteration {best['iteration']}: {best['model']}"
     return text
+
+
+def _way_on(result: RunResult) -> str:
+    """How a run continues that a signal has ended."""
+    kept = checkpoints_in(Path(result.run_dir) / CHECKPOINTS)
+    return (
+        f"; continue with --resume {result.run_dir}"
+        if result.reason in _STATUS_OF_SIGNAL and kept
+        else ""
+    )
 
 
 def _why_not_complete(result: RunResult) -> str:

@@ -19,6 +19,7 @@ MOST_THREADS: Final = 1024
 _THREADS: Final = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}(?:\.[0-9]{1,6})?))?")
 _LINK: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)(?:bit(?:/s)?|bps)", re.IGNORECASE)
 _TIME: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)")
+_NOTICE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(s|m)?")
 _SIZES: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -70,6 +71,16 @@ def parse_link(text: str) -> float:
 def parse_time(text: str) -> float:
     """Seconds of `0.2ms`, `50us`, `1s`. Raises `ConfigError`."""
     return _time("--latency", text, "0.2ms, 50us or 1s", MOST_LATENCY_S)
+
+
+def parse_notice(text: str) -> float:
+    """Seconds of `30s`, `2m` or `90`. Raises `ConfigError`."""
+    found = _NOTICE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(
+            f"--in {said(text)} is no time; use seconds or minutes, as in 30s, 90 or 2m"
+        )
+    return float(found[1]) * (60.0 if found[2] == "m" else 1.0)
 
 
 def parse_step_time(text: str) -> float:

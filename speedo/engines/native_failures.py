@@ -8,6 +8,7 @@ abort.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import re
 import signal
@@ -22,6 +23,22 @@ from typing import Any, BinaryIO, Final, cast
 _FATAL: Final = re.compile(r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\]]+)\] ?(?P<text>.*)$")
 _LOG_LINE: Final = re.compile(r"^[IWEF]\d{4,8} [\d:.]+\s+\d+ ")
 LAST_WORDS_BYTES: Final = 64 << 10
+# Python's fault handler, and Ray's, name the signal that they caught; nobody catches signal 9.
+_CAUGHT: Final = re.compile(r"^Fatal Python error: (.+)$|^\*\*\* (SIG\w+) received", re.MULTILINE)
+# Of Python's fault handler (CPython: Modules/faulthandler.c); Ray says the name itself.
+_FAULTS: Final = {
+    "Bus error": "SIGBUS",
+    "Segmentation fault": "SIGSEGV",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+}
+_FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+),? in (\S+)$')
+_STACK: Final = re.compile(
+    r'^(?:Current thread|Thread) 0x|^\s+File ".*", line \d+ in |^\s+<no Python frame>'
+)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+STACK_SIGNAL: Final = signal.SIGUSR2  # to it our processes answer with their stacks, in their logs
 _KEEP_SIZE: Final = 1  # linux/falloc.h: FALLOC_FL_KEEP_SIZE
 _SIGNALS: Final = {
     signal.SIGKILL: "possible causes: a manual kill, a batch system, lack of memory",
@@ -40,6 +57,7 @@ def capture_stderr(path: Path) -> int:
 
     Room for last words is set aside, in case that the disk is full when they come. Where there is none the
     descriptor stays as it was, and from now on what Python prints there raises nothing for the disk's sake.
+    `STACK_SIGNAL` has every thread's stack written there, also of a process that hangs in native code.
     """
     sys.stderr.flush()
     former = os.dup(2)
@@ -56,6 +74,7 @@ def capture_stderr(path: Path) -> int:
         line_buffering=True,
         errors="backslashreplace",
     )
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     return former
 
 
@@ -102,6 +121,44 @@ def fatal_line(text: str) -> str | None:
             message.append(following.strip())
         found = f"Caffe stopped at {match['where']}: {' '.join(message).strip()}"
     return found
+
+
+def caught_fault(text: str) -> str | None:
+    """The fault that was caught last, with its possible causes: `SIGSEGV (...)`; None if there was none."""
+    caught = _CAUGHT.findall(text)
+    if not caught:
+        return None
+    fault = caught[-1][0] or caught[-1][1]
+    name = _FAULTS.get(fault, fault)
+    hint = signal_hint(name)
+    return f"{name} ({hint})" if hint else fault
+
+
+def last_words(text: str) -> str:
+    """What a process has written last that says why it ended: Caffe's FATAL line; the signal that it caught, and where
+    Python was; an exception with its place; else its last line. Empty if it has written nothing.
+    """
+    fatal = fatal_line(text)
+    if fatal is not None:
+        return fatal
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if (fault := caught_fault(text)) is not None:
+        begin = max(at for at, line in enumerate(lines) if _CAUGHT.match(line))
+        frames = filter(None, map(_FRAME.match, lines[begin:]))
+        innermost = next(frames, None)
+        return f"{fault}{_place(innermost)}"
+    if _TRACEBACK in (line.strip() for line in lines):
+        begin = max(at for at, line in enumerate(lines) if line.strip() == _TRACEBACK)
+        found = [match for line in lines[begin:] if (match := _FRAME.match(line))]
+        raised = next((line for line in lines[begin + 1 :] if not line[0].isspace()), "")
+        if raised:
+            return f"{raised}{_place(found[-1] if found else None)}"
+    said = [line for line in lines if not _STACK.match(line)]  # stacks that somebody asked for
+    return said[-1].strip() if said else ""
+
+
+def _place(frame: re.Match[str] | None) -> str:
+    return "" if frame is None else f" ({frame[1]}:{frame[2]}, in {frame[3]})"
 
 
 def signal_hint(name: str) -> str:

@@ -28,7 +28,7 @@ from speedo.system.shared_lmdb import SharedLmdb
 
 Ranges = Sequence[tuple[int, int]]
 
-MOST_BYTES: Final = 64 << 20  # of a database, beside the records that are wanted now
+MOST_BYTES: Final = 64 << 20  # of a source, unless the records that are wanted now are more
 _PAGE: Final = 4096
 
 
@@ -210,13 +210,12 @@ class _ImageList:
 class _Rows:
     """The rows of HDF5 files."""
 
-    most = 1 << 16
-
     def __init__(self, layer: Any) -> None:
         self._tops = [str(top) for top in layer.top]
         files = read_hdf5_list(Path(layer.hdf5_data_param.source))
-        self._files = rows_in(files, self._tops, f"layer {layer.name!r}")
+        self._files, row_bytes = rows_in(files, self._tops, f"layer {layer.name!r}")
         self._records = sum(rows for _, rows in self._files)
+        self.most = MOST_BYTES // max(1, row_bytes)  # Caffe has all of a file in memory
 
     def write(self, layer: Any, ranges: Ranges, folder: Path) -> None:
         parts: list[tuple[str, int, int]] = []

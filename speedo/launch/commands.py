@@ -13,13 +13,13 @@ from typing import Final
 from speedo.launch.cluster import Cluster, WorkerHost, is_here
 from speedo.launch.ssh import host_command
 from speedo.run.config.run_config import DEFAULT_PORT
-from speedo.run_dir.directory import CONFIG, LOG, LOGS, METRICS, RESULT
+from speedo.run_dir.directory import CONFIG, FAILURE, LOG, LOGS, METRICS, RESULT
 
 MASTER: Final = "master"
 WORKER: Final = "worker"
 SERVER: Final = "server"
 DOCTOR: Final = "doctor"
-LEFT: Final = (LOGS, LOG, RESULT, CONFIG, METRICS)  # of a run, small enough to be sent
+LEFT: Final = (LOGS, LOG, RESULT, FAILURE, CONFIG, METRICS)  # of a run, small enough to be sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.run_dir.directory import make_own_folders
+from speedo.run_dir.directory import HOSTS, make_own_folders
 from speedo.system.bounds import said
 from speedo.system.files_below import append_below, name_below
 
-HOSTS: Final = "hosts"
 MOST_BYTES: Final = 1 << 30  # of one host
 MOST_FILES: Final = 2000  # of one host; each of its commands sends at most 500
 

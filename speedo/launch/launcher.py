@@ -23,9 +23,10 @@ from speedo.launch.commands import (
     in_words,
     roles,
 )
-from speedo.launch.host_files import HOSTS, HostFiles
+from speedo.launch.host_files import HostFiles
 from speedo.launch.hosts import LOOK_S, Hosts, Remote, greeting_problem
 from speedo.launch.picture import PROGRESS, Picture
+from speedo.run_dir.directory import HOSTS
 
 SILENT_S: Final = 40.0  # to start Python there
 EXAMINE_S: Final = 120.0

@@ -11,6 +11,7 @@ disk answers again, the file that hung is reported as written, and the next chec
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -126,7 +127,9 @@ class CheckpointWriter:
         self._next = now + self.interval_s
         return True
 
-    def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
+    def begin(
+        self, coordinator: Coordinator, seconds: float, now: float, within_s: float = math.inf
+    ) -> list[SaveState]:
         """Copy the center, and ask every member for its history; an unfinished checkpoint is abandoned."""
         if self._hung:  # it would only wait behind what hangs, with a copy of the weights
             place = (coordinator.version, coordinator.iteration, self.seconds_before + seconds)
@@ -139,6 +142,7 @@ class CheckpointWriter:
                 del self._gathering[version]
         gathering, asked = self._gather(coordinator, now)
         gathering.checkpoint = checkpoint
+        gathering.deadline = min(gathering.deadline, now + within_s)
         return asked
 
     def counters(self, coordinator: Coordinator, seconds: float) -> Counters:

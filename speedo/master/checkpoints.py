@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -47,8 +48,10 @@ class Checkpoints(Protocol):
         """Whether to keep the center that was just merged."""
         ...
 
-    def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
-        """Keep the present center, after `seconds` of training; returns what the workers must do for it."""
+    def begin(
+        self, coordinator: Coordinator, seconds: float, now: float, within_s: float = math.inf
+    ) -> list[SaveState]:
+        """Keep the present center, after `seconds` of training; returns what the workers must do for it, in time."""
         ...
 
     def begin_snapshot(

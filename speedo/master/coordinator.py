@@ -19,6 +19,8 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is refused,
   it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
   or end; its payload is the center that it made.
+- *Leaving* (`speedo.master.leaving`). Who is to leave gets no other turn; its present ones may end early, as their
+  results say. A stretch ends early for all its members, after the same round.
 - *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
 - *Bad results.* For the strategy a worker whose payload is refused has left and joined again, so no worker waits for
   the lost result. After `STRIKES` such results in a row the worker is set aside.
@@ -31,10 +33,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from speedo.master.reasons import ALL_DONE, team_given_up
+from speedo.master.plan import crossed
+from speedo.master.reasons import ALL_DONE, RUN_OVER, team_given_up
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, crossed, drop_of
+from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, drop_of
 from speedo.messages import (
     AT_MAX_ITER,
     Action,
@@ -193,8 +196,7 @@ class Coordinator(TurnBook):
         before, member.pauses = member.pauses, not event.over
         if member.pauses and not before:
             self._withdraw(event.worker, member, "it pauses", actions)
-        team = self._teams.get(member.unit)
-        stretch = None if team is None else team.stretch
+        stretch = self.stretch_of(member)
         if stretch is not None and stretch.has_answer_of(event.worker):
             # Its result is in the center once the others have answered.
             stretch.tests += event.tests
@@ -236,8 +238,8 @@ class Coordinator(TurnBook):
         """Its payload is received once all members have answered."""
         part = self._end_turn(event, member, turn, stretch.leader)
         team = self._teams[stretch.unit]
-        if event.pauses:
-            member.pauses = True
+        if event.pauses or member.leaves:
+            member.pauses = member.pauses or event.pauses
             team.remove(event.worker)
             self._parked.add(event.worker)
         if stretch.void:
@@ -274,8 +276,7 @@ class Coordinator(TurnBook):
     def _received_stretch(self, result: Trained | Refused) -> Stretch | None:
         """The stretch whose members have all answered, if this is its leader's result, which stands for all."""
         member = self.members.get(result.worker)
-        team = None if member is None else self._teams.get(member.unit)
-        stretch = None if team is None else team.stretch
+        stretch = None if member is None else self.stretch_of(member)
         if stretch is None or stretch.result is None or stretch.owing:
             return None
         return stretch if stretch.result.ticket == result.ticket else None
@@ -418,6 +419,7 @@ class Coordinator(TurnBook):
 
     def _train(self, units: list[int], actions: list[Action]) -> None:
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
+        actions += self._divide_anew(units)
         left = self.plan.samples - self.samples - self._samples_in_flight
         workers = [worker for unit in units for worker in self._workers_of(unit)]
         members = [(worker, self.members[worker]) for worker in workers]
@@ -471,7 +473,7 @@ class Coordinator(TurnBook):
         self.finished = True
         for team in self._teams.values():
             if team.stretch is not None:
-                self._void(team.stretch, "the run is over", actions)
+                self._void(team.stretch, RUN_OVER, actions)
         for unit in sorted(self._held):
-            self._discard(unit, "the run is over", actions)
+            self._discard(unit, RUN_OVER, actions)
         actions.append(Finish(complete, reason))

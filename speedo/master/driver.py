@@ -14,14 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Protocol
 
 from speedo.errors import EngineError
 from speedo.master.center import RunCenter
 from speedo.master.checkpoints import Checkpoints, Snapshots, TakenSnapshot
+from speedo.master.cluster import Cluster
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.journal import Journal
+from speedo.master.leaving import Leavers, Notice
 from speedo.master.observers import Observer
 from speedo.master.reasons import (
     ALL_TRAINED,
@@ -35,13 +36,14 @@ from speedo.master.turn_book import Receive
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
-    Command,
+    Divided,
     Drop,
     Evaluate,
     Event,
     Finish,
     Joined,
     KeepBest,
+    Leaving,
     Left,
     Merge,
     Pause,
@@ -61,27 +63,6 @@ QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for 
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
-
-
-class Cluster(Protocol):
-    """Sends commands to the workers without waiting; a death comes back as `Left` with its cause."""
-
-    def send(self, command: Command) -> None: ...
-
-    def next_event(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s` seconds without one."""
-        ...
-
-    def waiting(self, most: int) -> list[Event]:
-        """The events after it that are there already, at most this many."""
-        ...
-
-    def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
-        """Remove a worker: end it if it can be reached; its later events are ignored.
-
-        `for_good`: do not restart it.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +95,9 @@ class Driver:
 
     `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
     the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
-    `with_records` hears of each action before it is carried out, and gives commands their records.
-    `seconds_before` is how long the run had trained before it was resumed.
+    `with_records` hears of each action before it is carried out, and gives commands their records. `divide` gives the
+    workers their shares of a batch that is divided anew. `seconds_before` is how long the run had trained before it was
+    resumed.
     """
 
     coordinator: Coordinator
@@ -137,6 +119,7 @@ class Driver:
     best: BestModel | None = None
     final_test: bool = True
     seconds_before: float = 0.0
+    divide: Callable[[Divided], None] = lambda action: None
     _outages_seen: int = 0
     _heard: float = 0.0
     _done: list[tuple[Action, float]] = field(default_factory=list)
@@ -147,12 +130,14 @@ class Driver:
     _last_merge: float = 0.0
     _finish: Finish | None = None
     _more_tests: int = MOST_TRIES - 1
+    _notice: Notice = field(default_factory=Notice)
 
     def __post_init__(self) -> None:
         outstanding = self.coordinator.outstanding
         self._limit = TimeLimit(self.coordinator.stopping.rules.max_seconds, self.seconds_before)
         self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
         self._turns = TurnsUnderWay(outstanding, self._deadlines)
+        self._leavers = Leavers(self.coordinator)
 
     @property
     def seconds(self) -> float:
@@ -164,6 +149,11 @@ class Driver:
         """Whether a test is under way."""
         return bool(self._tests)
 
+    def waits(self) -> tuple[list[tuple[Train, float, float | None]], float | None]:
+        """See `TurnsUnderWay.owed`, and how long ago the last message came; from any thread."""
+        now = self.clock()
+        return self._turns.owed(now), now - self._heard if self._heard else None
+
     def run(self) -> Outcome:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
         self.center.publish()
@@ -173,9 +163,9 @@ class Driver:
         while self._finish is None:
             self._step()
         if self._first_train is not None:
+            self._checkpoint()  # first: there may be no time for the rest
             if self.final_test:
                 self._test(Evaluate(self.center.version, self.coordinator.iteration))
-            self._checkpoint()
             self._last_snapshot()
         while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
@@ -212,6 +202,9 @@ class Driver:
             else:  # not those whose deadline passed meanwhile: their results may wait already
                 for overdue in self._overdue(now):
                     self._take(overdue)
+        for left in self._leavers.done():
+            self.cluster.evict(left.worker, left.incarnation, left.cause, for_good=True)
+            self._take(left)
         if self._finish is None and (elapsed := self._limit.passed(self.clock())):
             self._take(elapsed)
         if self.checkpoints is not None:
@@ -251,6 +244,11 @@ class Driver:
                 self._turns.measure(event.worker, event.ticket, self._heard)
         elif isinstance(event, Tested):
             self._on_tested(event)
+        elif isinstance(event, Leaving):
+            self._leavers.told(event)
+        elif isinstance(event, StopAsked):
+            self._notice.given(now, event.within_s)
+            self._wait_for_tests()
         elif isinstance(event, Testing):
             self._wait_for_tests()
         elif isinstance(event, Pause) and event.tests:
@@ -340,6 +338,8 @@ class Driver:
                 self.center.drop(action)
             case Train():
                 self._train(action)
+            case Divided():
+                self.divide(action)
             case Evaluate():
                 self._test(action)
             case KeepBest() if self.best is not None:
@@ -357,7 +357,8 @@ class Driver:
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:
-            for command in self.checkpoints.begin(self.coordinator, self.seconds, self.clock()):
+            now, within_s = self.clock(), self._notice.for_histories_s
+            for command in self.checkpoints.begin(self.coordinator, self.seconds, now, within_s):
                 self.cluster.send(command)
 
     def _last_snapshot(self) -> None:
@@ -387,7 +388,7 @@ class Driver:
         self._turns.issue(command, self.clock())
         if command.team is not None:
             # Who waits for another member gives up before the master gives up on all.
-            patience = self._deadlines.limit(command.all_steps) / 2
+            patience = self._deadlines.limit_of(command) / 2
             command = replace(command, team=replace(command.team, patience_s=patience))
         self.cluster.send(command)
 
@@ -406,13 +407,15 @@ class Driver:
         self.center.hold(command.version)
         if self.best is not None:
             self.best.begin(command.version)
-        self._tests[command.version] = self.clock() + self.limits.test_s * (len(self._tests) + 1)
+        deadline = self.clock() + self.limits.test_s * (len(self._tests) + 1)
+        self._tests[command.version] = self._notice.test_by(deadline)
         self.cluster.send(command)
 
     def _wait_for_tests(self) -> None:
         """Restart the deadlines of all tests: each waits for those before it, and the testers are at work."""
         for place, version in enumerate(self._tests, 1):
-            self._tests[version] = self.clock() + self.limits.test_s * place
+            deadline = self.clock() + self.limits.test_s * place
+            self._tests[version] = self._notice.test_by(deadline)
 
     # ------------------------------------------------------------ deadlines
 
@@ -448,7 +451,8 @@ class Driver:
         for version, deadline in self._tests.items():
             if deadline <= now:
                 self._more_tests = 0  # it would not answer the second time either
-                events.append(Tested(version, {}, silent_tester(self.limits.test_s)))
+                why = self._notice.no_test or silent_tester(self.limits.test_s)
+                events.append(Tested(version, {}, why))
         if self._short_since is not None and now >= self._short_since + self._join_limit():
             live, plan = len(self.coordinator.members), self.coordinator.plan
             if self._first_train is None:

@@ -156,11 +156,10 @@ class LeaseBook:
 
     def claim(self, ranges: Iterable[Lease]) -> bool:
         """Take these positions for a turn that another book gave out, if they are all free; whether they were."""
-        whole = join_ranges(ranges)
-        rest = without(self._free, whole)
-        if sum(map(len, self._free)) - sum(map(len, rest)) != sum(map(len, whole)):
+        try:
+            self._free = without(self._free, join_ranges(ranges))
+        except ValueError:
             return False
-        self._free = rest
         return True
 
     def give(self, worker: int, incarnation: int, ranges: Iterable[Lease]) -> None:

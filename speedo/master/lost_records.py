@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from speedo.master.reasons import RUN_OVER
 from speedo.messages import Action, Drop, Event, Finish, Joined, Left, Merge, Train, Trained
 
 
@@ -42,7 +43,8 @@ class LostRecords:
                 for part in action.parts:
                     self._end(part.ticket)
             case Drop() if action.decision != "late":
-                self.left_out += self._end(action.ticket)
+                lost = self._end(action.ticket)
+                self.left_out += lost if action.reason != RUN_OVER else 0
                 if action.decision == "refused":  # what it was given ahead is void as well
                     self._lose(action.worker)
             case Finish():

@@ -7,6 +7,7 @@ from typing import Final
 
 ALL_DONE: Final = "every script has ended"
 ALL_TRAINED: Final = "every record of every epoch is trained"
+RUN_OVER: Final = "the run is over"  # why a result that came, or was held, is not merged
 OVERDUE: Final = "much longer than any turn so far"
 
 
@@ -23,6 +24,16 @@ def too_few_left(live: int, needed: int, waited_s: float) -> str:
 def turn_overdue(waited_s: float) -> str:
     """Why a worker was evicted."""
     return f"no result for {waited_s:.0f} s, {OVERDUE}"
+
+
+def not_heard(host: str, silent_s: float) -> str:
+    """What is said of a host none of whose workers may be at fault."""
+    return f"nothing was heard of host {host} for {silent_s:.0f} s: its link is down, or the machine stands still"
+
+
+def heard_again(host: str) -> str:
+    """What is said of it later."""
+    return f"host {host} is heard of again"
 
 
 def pauses_too_long(waited_s: float) -> str:

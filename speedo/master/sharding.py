@@ -7,7 +7,7 @@ Skip). So the shards of one sharding hold each record exactly once. Other ways o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from speedo.engines.solver import split_batch
 from speedo.system.bounds import DataShare
@@ -47,7 +47,9 @@ class Shard:
 class Sharding:
     """A shard for each of `workers`: `workers[k]` reads shard `k`, `batch_sizes[k]` records at a time.
 
-    With `own` only the batch sizes are meant; `own_shards` gets the hosts and their records.
+    A worker that reads less than half as much as the fastest has no shard of its own: its records would seldom be
+    trained. It reads all, at its own speed, and the others divide them. With `own` only the batch sizes are meant;
+    `own_shards` gets the hosts and their records.
     """
 
     workers: tuple[int, ...]
@@ -59,9 +61,13 @@ class Sharding:
         return len(self.batch_sizes)
 
     def shard(self, rank: int) -> Shard:
-        if self.share in ("same", "once"):
-            return Shard(0, 1, self.batch_sizes[rank], self.share)
-        return Shard(rank, self.count, self.batch_sizes[rank], self.share)
+        size = self.batch_sizes[rank]
+        if self.share == "offset":
+            return Shard(rank, self.count, size, self.share)
+        fast = [at for at, one in enumerate(self.batch_sizes) if 2 * one >= max(self.batch_sizes)]
+        if self.share in ("same", "once") or rank not in fast:
+            return Shard(0, 1, size, self.share)
+        return Shard(fast.index(rank), len(fast), size, self.share)
 
     def own(self) -> Mapping[int, Shard]:
         """The shard of each worker that this sharding was made for."""
@@ -83,10 +89,11 @@ class Sharding:
 
 def own_shards(sharding: Sharding, groups: Mapping[int, str]) -> Mapping[int, Shard]:
     """The shard of each worker in `own`: of what its group has, among the workers of the group, by their slots."""
-    shards = {}
-    for worker, shard in sharding.own().items():
+    shards, sizes = {}, dict(zip(sharding.workers, sharding.batch_sizes, strict=True))
+    for worker in sharding.workers:
         group = [other for other in sorted(sharding.workers) if groups[other] == groups[worker]]
-        shards[worker] = replace(shard, rank=group.index(worker), count=len(group))
+        among = Sharding(tuple(group), tuple(sizes[other] for other in group), sharding.share)
+        shards[worker] = among.shard(group.index(worker))
     return shards
 
 

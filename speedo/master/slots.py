@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from speedo.engines.solver.holding import Holding
 from speedo.master.sharding import Shard, Sharding, own_shards
+from speedo.messages import Divided
 from speedo.run_dir.checkpoint_file import WorkerState
 from speedo.system.bounds import DataShare
 
@@ -50,14 +51,26 @@ class Assignment:
     def shard(self) -> Shard:
         return Shard(self.rank, self.count, self.batch_size, self.share)
 
+    def with_shard(self, shard: Shard, skip: int) -> Assignment:
+        """The same worker with another shard, and no history to restore."""
+        return replace(
+            self,
+            rank=shard.rank,
+            count=shard.count,
+            batch_size=shard.batch_size,
+            skip=skip,
+            history=None,
+            share=shard.share,
+        )
+
 
 class Roster:
     """The slots and their workers; may be called from several threads.
 
     At first there is a shard for each of the expected workers. `samples`, where it is an argument, is what the run has
     merged: a new reader of a shard continues where the run is. `resumed` gives the data positions of the slots in the
-    checkpoint of `version`; the first worker in such a slot continues exactly there. `records` are those that all
-    hosts have; in `own` each host has its own, which `enlist` says.
+    checkpoint of `version`; the first worker in such a slot continues exactly there, with its share of the batch.
+    `records` are those that all hosts have; in `own` each host has its own, which `enlist` says.
     """
 
     def __init__(
@@ -70,6 +83,7 @@ class Roster:
         share: DataShare = "shard",
         records: int | None = None,
     ) -> None:
+        batch_sizes = _as_before(batch_sizes, resumed or {})
         self.sharding = Sharding(tuple(range(len(batch_sizes))), batch_sizes, share)
         self._iter_size = iter_size
         self._incarnations: dict[int, int] = {}
@@ -222,6 +236,23 @@ class Roster:
                     moved.append((former, new))
             return moved
 
+    def divide(self, divided: Divided) -> None:
+        """Give the workers other shares of the batch; they keep their incarnations, and ask for their places."""
+        with self._lock:
+            own = Sharding(divided.workers, divided.records, self.share)
+            self.sharding, records = own, self._everywhere.records
+            samples = divided.samples
+            if self.share == "shard" and records:
+                samples %= records
+            passed = own.batches_passed(samples, self._iter_size)
+            shards = own_shards(own, self._groups()) if self.share == "own" else own.own()
+            for worker, shard in shards.items():
+                held = self._held.get(worker)
+                if held is not None and held.shard != shard:
+                    data = self._data.get(worker, self._everywhere)
+                    skip = shard.batches_to_skip(passed, data.records)
+                    self._held[worker] = held.with_shard(shard, skip)
+
     def _holds(self, worker: int, incarnation: int) -> bool:
         return worker in self._held and self._held[worker].incarnation == incarnation
 
@@ -276,6 +307,13 @@ def _state(shard: Shard, holding: Holding, batches: int) -> WorkerState:
     return WorkerState(
         shard.rank, shard.count, shard.batch_size, batches, shard.share, holding.digest
     )
+
+
+def _as_before(sizes: tuple[int, ...], resumed: Mapping[int, WorkerState]) -> tuple[int, ...]:
+    """The shares that the slots had of the same batch; `sizes` if the checkpoint does not know all of them."""
+    before = tuple(one.batch_size for _, one in sorted(resumed.items()) if one.share)
+    same = set(resumed) == set(range(len(sizes))) and len(before) == len(sizes)
+    return before if same and sum(before) == sum(sizes) else sizes
 
 
 def _data_in(state: WorkerState | None) -> str | None:

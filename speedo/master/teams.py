@@ -11,6 +11,7 @@ from speedo.sgd_modes.rules import MergeRule, TakeCenter
 
 # Such a report makes a stretch 5 s long: where rounds take longer, the link has time for it.
 MOST_FOR_BYTES_S: Final = 0.1
+AGREE_S: Final = 2.0  # between two rounds after which a stretch may end, as a member is to leave
 MOST_BROKEN: Final = 8  # stretches in a row; a worker whose results are bad is set aside before
 
 
@@ -104,6 +105,11 @@ class TeamUnit:
             as_bytes = self.round_s * hosts / (2 * (hosts - 1))
             report_s = max(report_s, min(as_bytes, MOST_FOR_BYTES_S))
         return self.round_s, report_s
+
+    @property
+    def agree_every(self) -> int:
+        """See `Team`: it costs a meeting, of hosts too."""
+        return max(1, int(AGREE_S / self.round_s)) if self.round_s else 0
 
     def add(self, worker: int) -> None:
         """It trains from the next turn on."""

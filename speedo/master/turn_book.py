@@ -1,4 +1,4 @@
-"""The books of a run: its plan, its workers, the turns that they owe the results of, and the results that are held.
+"""The books of a run: its workers, the turns that they owe the results of, and the results that are held.
 
 Tickets, versions, iterations and samples are counted here, and the units that the strategy knows. It decides nothing:
 `speedo.master.coordinator` says who trains, and carries on from here.
@@ -7,13 +7,16 @@ Tickets, versions, iterations and samples are counted here, and the units that t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
 
+from speedo.master.plan import Plan, rounds_of
+from speedo.master.reasons import RUN_OVER
+from speedo.master.speed_division import SpeedDivision
 from speedo.master.teams import Stretch, TeamUnit, spread_of
 from speedo.messages import (
     NO_RESULTS,
     NO_TUNING,
     Action,
+    Divided,
     Drop,
     Kind,
     OwnResults,
@@ -29,41 +32,6 @@ from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
-
-MOST_ROUNDS: Final = 1000  # of a stretch
-REPORT_PART: Final = (
-    0.02  # of a stretch, at most, that its report takes; `MOST_STRETCH_S` permitting
-)
-MOST_STRETCH_S: Final = 30.0  # so much may be lost, for reports that take long
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
-
-    batch: int
-    max_iter: int
-    workers: int
-    min_workers: int = 1
-    test_interval: int = 0
-    test_initialization: bool = False
-    snapshot: int = 0
-    teams: bool = False  # whether workers that can meet sum among themselves
-    over_hosts: bool = False  # whether a team has the workers of all hosts, else those of one
-    # Seconds that a team may train between two reports; if reports take long, up to the second number.
-    stretch_s: float = 0.0
-    most_stretch_s: float = MOST_STRETCH_S
-    own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
-    once: bool = False  # whether no turn may be longer than the work that is left
-
-    @property
-    def samples(self) -> int:
-        return self.batch * self.max_iter
-
-
-def crossed(before: int, after: int, interval: int) -> bool:
-    """Whether a multiple of the interval is in (before, after]."""
-    return interval > 0 and after // interval > before // interval
 
 
 @dataclass(slots=True)
@@ -106,6 +74,7 @@ class Member:
     latest: int = 0  # the ticket of the turn that was issued last
     strikes: int = 0
     pauses: bool = False
+    leaves: str = ""  # why it is to leave, and gets no other turn
     merged: Merged | None = None
 
     def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
@@ -130,7 +99,7 @@ class Member:
     def has_room(self) -> bool:
         """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
         in_order = not self.turns or self.turns[-1].ticket == self.latest
-        return in_order and len(self.turns) < self.depth
+        return in_order and len(self.turns) < self.depth and not self.leaves
 
     def turn(self, ticket: int) -> Turn | None:
         """The turn of this ticket, while its result is owed."""
@@ -183,6 +152,8 @@ class TurnBook:
     received: int = 0
     members: dict[int, Member] = field(default_factory=dict)
     finished: bool = False
+    division: SpeedDivision | None = None  # of the batch, where it follows the workers' speeds
+    _divisions: int = 0  # how often it was divided anew
     _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
     _parked: set[int] = field(default_factory=set)  # members without a turn, that wait for one
     _samples_in_flight: int = 0
@@ -232,7 +203,7 @@ class TurnBook:
     def _owed(self, event: Trained | Refused) -> tuple[Member, Turn] | str:
         """The worker and the turn that this result is of; why it is not one that is waited for, if it is not."""
         if self.finished:
-            return "the run is over"
+            return RUN_OVER
         member = self.members.get(event.worker)
         if member is None:
             return "its worker is not in the run"
@@ -244,6 +215,11 @@ class TurnBook:
     def _is_member(self, worker: int, incarnation: int) -> bool:
         member = self.members.get(worker)
         return member is not None and member.incarnation == incarnation
+
+    def stretch_of(self, member: Member) -> Stretch | None:
+        """What its team does now, with it or without it."""
+        team = self._teams.get(member.unit)
+        return None if team is None else team.stretch
 
     # ------------------------------------------------------------ turns
 
@@ -266,6 +242,8 @@ class TurnBook:
         Nobody is credited with more samples than were issued; with fewer who may end a turn earlier.
         """
         member.end(turn)
+        if self.division is not None and not (turn.stretch and turn.stretch.void):
+            self.division.measured(event.worker, event.samples // turn.per_step, event.timings)
         whole_steps, rest = divmod(event.samples, turn.per_step)
         ends_early = turn.may_end_early and not rest and 0 < event.samples < turn.samples
         if self.plan.own_counts:
@@ -302,7 +280,8 @@ class TurnBook:
         have answered.
         """
         units = []
-        for worker in sorted(one for one in self._parked if not self.members[one].pauses):
+        here = self.members
+        for worker in sorted(w for w in self._parked if not (here[w].pauses or here[w].leaves)):
             unit = self.members[worker].unit
             team = self._teams.get(unit)
             if team is not None and team.owing:
@@ -344,6 +323,7 @@ class TurnBook:
             members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
             team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
+            told = replace(told, agree_every=team.agree_every)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
             if rounds > 1:
@@ -356,6 +336,29 @@ class TurnBook:
         return not any(
             self.members[worker].unit not in self._teams for worker in self.members
         ) and all(other is team or not other.joined for other in self._teams.values())
+
+    def _divide_anew(self, units: list[int]) -> list[Divided]:
+        """Give the workers other shares of the batch, if their speeds ask for it and nobody is in a turn."""
+        if (
+            self.division is None
+            or self.complete
+            or any(
+                one.turns or one.depth > 1 or one.unit not in units for one in self.members.values()
+            )
+        ):
+            return []
+        new = self.division.due(
+            {who: (one.incarnation, one.samples_per_step) for who, one in self.members.items()}
+        )
+        if new is None:
+            return []
+        for worker, records in new.records.items():
+            self.members[worker].samples_per_step = records * self.division.unit
+        for team in self._teams.values():
+            team.formed = 0  # the memory that its members share may have another size
+        self._divisions += 1
+        shares = tuple(new.records), tuple(new.records.values())
+        return [Divided(self._divisions, *shares, self.samples, new.reason, self.division.unit)]
 
     def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
         per_step = member.samples_per_step * self._tuning.batches
@@ -419,40 +422,11 @@ class TurnBook:
             tuning,
             self._length.norm if steps > 1 else 0.0,
             self.plan.batch,
+            division=self._divisions,
         )
 
     def _rate(self, rule: MergeRule, staleness: int = 0) -> float:
         return rule.rate(max(len(self.members), 1), staleness)
-
-
-def rounds_of(
-    plan: Plan,
-    iteration: int,
-    left: int,
-    samples: int,
-    round_s: float,
-    report_s: float = 0.0,
-    change: int | None = None,
-) -> int:
-    """How many rounds of this many `samples` a team that trains alone does before it reports; at least 1.
-
-    At most what fits into the plan's seconds, or into those of which its report is a small part, into the samples that
-    are `left`, before the next test or snapshot, and before the iteration at which turns `change` their length.
-    1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
-    """
-    per_round, rest = divmod(samples, plan.batch)
-    if rest or per_round == 0 or round_s <= 0.0:
-        return 1
-    seconds = plan.stretch_s
-    if seconds:
-        seconds = max(seconds, min(plan.most_stretch_s, report_s / REPORT_PART))
-    rounds = min(MOST_ROUNDS, int(seconds / round_s), left // samples)
-    for interval in (plan.test_interval, plan.snapshot):
-        if interval:
-            rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
-    if change is not None:
-        rounds = min(rounds, -(-(change - iteration) // per_round))
-    return max(1, rounds)
 
 
 def drop_of(

@@ -34,7 +34,8 @@ class TurnDeadlines:
     """A deadline is three times the 95th percentile of turns, plus the heartbeat; `first_s` until enough are measured.
 
     A slot whose turn was overdue gets twice the time until one of its turns ends in time. Otherwise a worker that is
-    only slow could never finish a turn.
+    only slow could never finish a turn. A turn in which a worker builds its engine for another share of the batch gets
+    `first_s` more, and is not measured.
 
     `outstanding(worker, ticket)` tells whether the result of that turn is still expected.
     """
@@ -47,11 +48,15 @@ class TurnDeadlines:
     _measured: int = 0
     _slow: tuple[float, float] | None = None
     _patience: dict[int, float] = field(default_factory=dict)
+    _divisions: dict[int, int] = field(default_factory=dict)  # `Train.division` by worker
 
     def measure(self, turn: TurnUnderWay, now: float) -> None:
         """Record the duration of a turn that ended now."""
         seconds = now - turn.began
         self._patience.pop(turn.command.worker, None)
+        if self._builds(turn.command):
+            self._divisions[turn.command.worker] = turn.command.division
+            return
         self._times.append(seconds)
         self._per_step.append(seconds / turn.command.all_steps)
         self._measured += 1
@@ -66,10 +71,17 @@ class TurnDeadlines:
         whole, per_step = self._slow
         return 3.0 * max(whole, per_step * steps) + HEARTBEAT_S
 
+    def limit_of(self, command: Train) -> float:
+        """Seconds that this turn may take."""
+        return self.limit(command.all_steps) + (self.first_s if self._builds(command) else 0.0)
+
+    def _builds(self, command: Train) -> bool:
+        return command.division != self._divisions.get(command.worker, 0)
+
     def add(self, command: Train, now: float) -> None:
         """This turn begins now."""
         patience = self._patience.get(command.worker, 1.0)
-        self._push(now + self.limit(command.all_steps) * patience, command)
+        self._push(now + self.limit_of(command) * patience, command)
 
     def hurry(self, command: Train, now: float) -> None:
         """Its team is broken, so this turn ends with the round that its worker is at."""
@@ -168,6 +180,15 @@ class TurnsUnderWay:
     def first(self, worker: int) -> TurnUnderWay:
         """The turn that this worker is executing."""
         return self._turns[worker][0]
+
+    def owed(self, now: float) -> list[tuple[Train, float, float | None]]:
+        """The turns under way, for how long, and in how many seconds they are overdue; from any thread."""
+        limits = {ticket: limit for limit, _, _, ticket in tuple(self.deadlines._pending)}
+        found = []
+        for turn in [turns[0] for turns in tuple(self._turns.values()) if turns]:
+            limit = limits.get(turn.command.ticket)
+            found.append((turn.command, now - turn.began, None if limit is None else limit - now))
+        return found
 
     def settle(self, worker: int, now: float) -> list[Train]:
         """Remove and return the turns of this worker whose results are not expected any more."""

@@ -19,7 +19,20 @@ from typing import Final
 from speedo.errors import CheckpointError
 from speedo.exchange.lease import Lease, LeaseRequest, divided
 from speedo.master.lease_book import LeaseBook
-from speedo.messages import Action, Drop, Event, Finish, Joined, Left, Merge, Train, Trained
+from speedo.master.reasons import RUN_OVER
+from speedo.messages import (
+    AT_MAX_ITER,
+    Action,
+    Divided,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Merge,
+    Train,
+    Trained,
+)
 
 # Of an epoch, for each worker: a jump costs about 10 ms (bench/results/records.md), reading such a block 0.5 s or more.
 _BLOCKS: Final = 20
@@ -138,10 +151,15 @@ class TurnRecords:
                 case Drop() if action.decision != "late" or action.ticket in self._brought:
                     self._brought.pop(action.ticket, None)
                     self._dropped(action)
+                case Divided():
+                    for worker, size in zip(action.workers, action.records, strict=True):
+                        if worker in self._readers:
+                            self._readers[worker].per_step = size * action.unit
                 case Train() if (reader := self._readers.get(action.worker)) is not None:
                     return self._give(action, reader)
                 case Finish():
-                    missing = self.missing if action.complete else 0
+                    at_end = action.complete and action.reason.startswith(AT_MAX_ITER)
+                    missing = self.missing if at_end else 0
                     if missing:
                         self.note(
                             f"warning: {missing:,} records that the run was to train are in no result that was merged"
@@ -209,6 +227,7 @@ class TurnRecords:
         self._return(given, rest)
 
     def _dropped(self, action: Drop) -> None:
+        before = self.again
         self.again += sum(map(len, self.book.of_ticket(action.ticket)))
         self.book.dropped(action.ticket)
         for ticket, given in list(self._turns.items()):
@@ -217,6 +236,8 @@ class TurnRecords:
             if ticket == action.ticket or also:
                 del self._turns[ticket]
                 self._return(given, given.records)
+        if action.reason == RUN_OVER:
+            self.again = before
 
     def _return(self, given: _Given, records: Iterable[Lease]) -> None:
         back = tuple(records)

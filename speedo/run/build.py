@@ -18,18 +18,20 @@ from speedo.data.remote.uris import uri_of
 from speedo.errors import CheckpointError, hide_secrets
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
+from speedo.master.cluster import Cluster
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
-from speedo.master.driver import Cluster, Driver, Limits
+from speedo.master.driver import Driver, Limits
 from speedo.master.journal import Journal
 from speedo.master.leases import Leases
 from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
+from speedo.master.plan import MOST_STRETCH_S, Plan
 from speedo.master.script_tests import ScriptTests
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
+from speedo.master.speed_division import SpeedDivision
 from speedo.master.stopping import Stopping, StopRules
-from speedo.master.turn_book import MOST_STRETCH_S, Plan
 from speedo.master.turn_records import TurnRecords
 from speedo.messages import Kind
 from speedo.run.config.run_config import RunConfig
@@ -204,6 +206,7 @@ def build_training(
         all_trained=(lambda: False) if leases is None else leases.all_trained,
         tests_first=taken_over is not None and taken_over.tests,
         with_records=(lambda action: action) if records is None else records.with_records,
+        divide=parts.roster.divide,
     )
     folder = settings.near.folder
     if keeper is not None and folder and isinstance(center, Center):
@@ -309,6 +312,9 @@ def _coordinator(
         first_ticket=settings.epoch * TICKETS_OF_AN_EPOCH + 1,
         received=resume.counters.received if resume else 0,
         stopping=_stopping(config, progress),
+        division=SpeedDivision(spec.batch_size, spec.iter_size)
+        if config.divides_by_speed and not isinstance(spec, ScriptJob)
+        else None,
     )
 
 

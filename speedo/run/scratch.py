@@ -11,6 +11,9 @@ from typing import Final
 from speedo.errors import EngineError
 from speedo.storage.shared_memory.folder import MEMORY, SharedMemory
 
+LEAVES: Final = (
+    "leaves"  # a file in a host's folder: its workers end their turns early, as it is to leave
+)
 ROOM_BYTES: Final = 4 << 20  # nets and solvers as text; lists of pictures may take more
 
 

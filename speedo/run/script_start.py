@@ -17,7 +17,7 @@ from speedo.errors import (
 )
 from speedo.exchange.transfer import take_history
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.driver import Cluster
+from speedo.master.cluster import Cluster
 from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
 from speedo.master.script_tests import ScriptTests

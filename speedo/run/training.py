@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from speedo.run_dir.directory import CHECKPOINTS
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.system.disk_calls import hangs
 from speedo.watch.export.background import Background
-from speedo.watch.status import Status
+from speedo.watch.status import OwedTurn, Status
 
 NOTHING_LEARNED: Final = (
     0.95  # of the loss of guessing: noise of batches is smaller after a few steps of learning
@@ -133,7 +133,12 @@ class Training:
             raise CheckpointError(
                 f"{problem}; once it is back, continue with --resume {self.parts.run_dir}"
             )
-        return self.parts.status()
+        turns, heard_s = self.driver.waits()
+        owed = [
+            OwedTurn(one.worker, since, left, () if one.team is None else one.team.workers)
+            for one, since, left in turns
+        ]
+        return replace(self.parts.status(), owed=tuple(owed), heard_s=heard_s)
 
     def close(self) -> None:
         self.model.close()

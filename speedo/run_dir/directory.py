@@ -30,8 +30,12 @@ CAFFE_LOG: Final = "caffe.log"
 CHECKPOINTS: Final = "checkpoints"
 EPOCH: Final = "epoch"
 LOCK: Final = "lock"
+FAILURE: Final = "failure.json"
+HOSTS: Final = "hosts"  # logs of other machines, that were brought home
 
-FILES: Final = (CONFIG, MODEL, SCRIPT_MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK, CAFFE_LOG)
+FILES: Final = (
+    CONFIG, MODEL, SCRIPT_MODEL, BEST_MODEL, BEST, LOG, EPOCH, LOCK, CAFFE_LOG, FAILURE,
+)  # fmt: skip
 FOLDERS: Final = (CHECKPOINTS, LOGS)
 
 

@@ -95,6 +95,14 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchDivided:
+    """The workers have other shares of the batch from now on; `reason` is a sentence."""
+
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     """A checkpoint is on the disk. The oldest are removed later."""
 
@@ -140,6 +148,7 @@ RunEvent = (
     | ModelTested
     | WorkerJoined
     | WorkerLeft
+    | BatchDivided
     | CheckpointWritten
     | RunResumed
     | RunFinished
@@ -174,6 +183,8 @@ class EventReader:
             case "left" | "set-aside" if not self._finished:
                 cause = text_of(line, "cause") or text_of(line, "reason")
                 return WorkerLeft(count_of(line, "worker"), cause, seconds)
+            case "divided":
+                return BatchDivided(text_of(line, "reason"), seconds)
             case "checkpoint" if line.get("bytes"):
                 folder, version = self._run_dir / CHECKPOINTS, count_of(line, "version")
                 path = checkpoint_path(folder, self._epoch, version)

@@ -18,6 +18,7 @@ from typing import Any, Final
 from speedo.messages import (
     Action,
     Checkpointed,
+    Divided,
     Drop,
     Evaluate,
     Event,
@@ -59,6 +60,7 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
         ("decision", "reason", "worker", "incarnation", "ticket", "staleness", "loss"),
     ),
     SetAside: ("set-aside", ("worker", "reason")),
+    Divided: ("divided", ("workers", "records", "reason")),
     TeamGivenUp: ("team-given-up", ("workers", "reason")),
     KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
     Finish: ("finish", ("complete", "reason", "trained_again", "left_out")),

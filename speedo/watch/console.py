@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from speedo.run_dir.directory import LOG
+from speedo.run_dir.process_logs import STAMP
 from speedo.system.daemon_thread import DaemonThread
 from speedo.system.foreign_text import MOST_NAME, MOST_TEXT, clean_text
 from speedo.system.line_file import LineFile
@@ -32,7 +33,6 @@ SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not cha
 CLOSE_S: Final = 10.0  # for the last lines to be written; a disk that hangs is not waited for
 LEFT: Final = ("host", "state", "last death")  # columns of text
 KEPT_BYTES: Final = 1 << 20  # of lines that the disk does not take, at most
-STAMP: Final = "%Y-%m-%d %H:%M:%S%z"  # before each line of train.log
 
 
 class Watch(Protocol):

@@ -2,7 +2,8 @@
 
 Nothing listens on a network. Each process that leads a run serves one socket, named after the run; the next command
 removes the socket of a process that died. An exchange is one line of JSON each way: the request (`{"ask": "status"}`,
-`{"ask": "stop"}`, `{"ask": "scale", "workers": 3}`), then `{"answer": ...}` or `{"error": ...}`.
+`{"ask": "stop"}`, `{"ask": "scale", "workers": 3}`, or `{"ask": "known"}`, which needs no master), then
+`{"answer": ...}` or `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.system.json_lines import plain
 
 RUNTIME_VARIABLE: Final = "SPEEDO_RUNTIME_DIR"
-SUFFIX: Final = ".sock"
+SUFFIX: Final = ".sock"  # of a run
+HOST_SUFFIX: Final = ".host"  # of a `speedo worker` command
 MOST_ASKED_BYTES: Final = 4096
 MOST_ANSWERED_BYTES: Final = 16 << 20  # a status has some 200 bytes per worker
 ASK_S: Final = 5.0  # for a line to arrive whole
@@ -98,8 +100,8 @@ class ControlServer:
     `answer` takes the request and returns plain data; a `SpeedoError` is sent to the command as its error.
     """
 
-    def __init__(self, run: str, answer: Callable[[Asked], Any]) -> None:
-        self._run, self._answer = run, answer
+    def __init__(self, run: str, answer: Callable[[Asked], Any], suffix: str = SUFFIX) -> None:
+        self._name, self._answer = f"{run}{suffix}", answer
         self._closing = threading.Event()
         self._free = threading.BoundedSemaphore(AT_ONCE)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,7 +111,7 @@ class ControlServer:
         """Raises `ClusterError` or `OSError` if no socket can be served."""
         try:
             self._folder = runtime_folders()[0]
-            name, unborn = f"{self._run}{SUFFIX}", f".{self._run}{SUFFIX}"
+            name, unborn = self._name, f".{self._name}"
             with private_folder(self._folder, create=True) as folder:
                 with suppress(FileNotFoundError):
                     os.unlink(unborn, dir_fd=folder)
@@ -134,9 +136,8 @@ class ControlServer:
     ) -> None:
         self._closing.set()
         with suppress(OSError, ClusterError), private_folder(self._folder) as folder:
-            name = f"{self._run}{SUFFIX}"
-            if os.stat(name, dir_fd=folder).st_ino == self._inode:  # else a successor's
-                os.unlink(name, dir_fd=folder)
+            if os.stat(self._name, dir_fd=folder).st_ino == self._inode:  # else a successor's
+                os.unlink(self._name, dir_fd=folder)
         self._socket.close()
 
     def _serve(self) -> None:
@@ -185,6 +186,7 @@ class RunSocket:
 
     run: str
     folder: Path
+    suffix: str = SUFFIX
 
     def ask(self, what: str, timeout_s: float = ANSWER_S, **more: Any) -> dict[str, Any]:
         """The answer; raises `RunGone` if no process listens, `ClusterError` for other failures."""
@@ -217,7 +219,7 @@ class RunSocket:
 
     @contextmanager
     def _connected(self, timeout_s: float) -> Iterator[socket.socket]:
-        name = f"{self.run}{SUFFIX}"
+        name = f"{self.run}{self.suffix}"
         with (
             private_folder(self.folder) as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
@@ -232,8 +234,11 @@ class RunSocket:
             yield connection
 
 
-def running() -> list[RunSocket]:
-    """The runs that this user leads on this machine, by name; sockets of ended processes are removed."""
+def running(suffix: str = SUFFIX) -> list[RunSocket]:
+    """The runs that this user leads on this machine, by name; sockets of ended processes are removed.
+
+    With `HOST_SUFFIX` the `speedo worker` commands.
+    """
     found: dict[str, RunSocket] = {}
     for place in runtime_folders():
         try:
@@ -241,9 +246,9 @@ def running() -> list[RunSocket]:
                 for name in os.listdir(folder):
                     if name.startswith("."):
                         _remove_unborn(folder, name)
-                    elif name.endswith(SUFFIX):
-                        run = name.removesuffix(SUFFIX)
-                        found.setdefault(run, RunSocket(run, place))
+                    elif name.endswith(suffix):
+                        run = name.removesuffix(suffix)
+                        found.setdefault(run, RunSocket(run, place, suffix))
         except FileNotFoundError:
             continue
     return [found[run] for run in sorted(found) if found[run].is_served()]

@@ -11,6 +11,7 @@ from speedo.errors import hide_secrets
 from speedo.messages import (
     Action,
     Checkpointed,
+    Divided,
     Drop,
     Evaluate,
     Event,
@@ -87,12 +88,23 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OwedTurn:
+    """A turn whose result is owed for `since_s` seconds, and overdue in `deadline_s`; `team` are all who do it."""
+
+    worker: int
+    since_s: float
+    deadline_s: float | None
+    team: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The state of a run. `epoch` is NaN if the number of records is not known, `max_iter` 0 if there is no limit.
 
     `wanted` is the number of workers that the hosts should run; 0 if it is not known yet. `notices` are the latest
     of `noticed` lines for the user: they include what appeared and disappeared between two calls. `master_restarts`
-    says why the command has started the master again, each time.
+    says why the command has started the master again, each time. `heard_s` is how long ago a worker's last message
+    came; None before the first.
     """
 
     state: str
@@ -119,6 +131,8 @@ class Status:
     servers: tuple[ServerStatus, ...] = ()
     testing: str = ""
     master_restarts: tuple[str, ...] = ()
+    owed: tuple[OwedTurn, ...] = ()
+    heard_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -301,6 +315,8 @@ class StatusBoard:
             case SetAside():
                 line = self._lines.setdefault(action.worker, _Line())
                 line.state = f"gone: {action.reason}"
+            case Divided():
+                self.notice(action.reason)
             case TeamGivenUp():
                 self.notice(f"warning: {action.reason}")
             case Finish():

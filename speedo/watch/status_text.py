@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ from speedo.run_dir.directory import LOG, RESULT
 from speedo.run_dir.read_back import read_result
 from speedo.system.foreign_text import aligned, clean_values
 from speedo.watch.control_socket import OTHER
+from speedo.watch.first_failure import first_failure, kept_failure
 from speedo.watch.scores import short_scores
 
 COLUMNS: Final = (
@@ -23,8 +25,8 @@ TOLD: Final = frozenset(
         "run", "run_dir", "address", "pid", "speedo", "solver", "expected_workers", "min_workers", "remaining_s",
         "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
         "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
-        "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed", "servers",
-        "master_restarts",
+        "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed", "servers", "owed",
+        "heard_s", "master_restarts",
     )
 )  # fmt: skip
 
@@ -82,6 +84,8 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
     count = f"{there} of {wanted}" if there <= wanted else f"{there}, {wanted} wanted"
     lines.append(f"  workers    {count}")
     lines += [f"    {row}" for row in table(workers)]
+    if there < len(workers) and (failure := first_failure(Path(run["run_dir"]))) is not None:
+        lines += [f"  {line}" for line in failure.lines()]
     if servers := run.get("servers"):
         lines.append(f"  servers    {len(servers)}")
         lines += [f"    {row}" for row in table_of_servers(servers)]
@@ -140,12 +144,14 @@ def number(value: float | None) -> str:
 def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
     """The content of `result.json`, None without one, and the same as a sentence."""
     result = read_result(run_dir / RESULT)
+    failure = kept_failure(run_dir) if os.path.isdir(run_dir) else None
+    told = "\n".join(["", *failure.lines()]) if failure is not None and failure.ended else ""
     if result is None:
-        return None, f"the run has ended without a result; {run_dir / LOG} says why"
+        return None, f"the run has ended without a result; {run_dir / LOG} says why{told}"
     accuracy = result.get("accuracy")
     tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
     return result, (
-        f"it ended at iteration {result['iteration']} ({result['reason']}){tested}\n{result['model']}"
+        f"it ended at iteration {result['iteration']} ({result['reason']}){tested}\n{result['model']}{told}"
     )
 
 

@@ -35,6 +35,7 @@ from speedo.worker.team_space import (
     BAD,
     COMES,
     DEALS,
+    ENDS,
     EPOCH,
     LENGTH,
     MADE,
@@ -94,9 +95,8 @@ class DrivenTeam:
         self._deals = 0  # that this one got in this team
         self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
-        self.ends = (
-            False  # the turn ends with the step of the last meeting, because a member will pause
-        )
+        # The turn ends with the step of the last meeting, because a member will pause, or is to leave.
+        self.ends = False
 
     @property
     def team(self) -> Team | None:
@@ -248,7 +248,8 @@ class DrivenTeam:
         if what is Comes.STEP:
             optimizer.take_gradients(own, present[rank])
             is_bad = not _is_finite(own)
-        said[rank, : DEALS + 1] = what, samples, is_bad, epoch, wants_deal
+        ends = what is Comes.LEAVE or self._worker.leaves()
+        said[rank, : ENDS + 1] = what, samples, is_bad, epoch, wants_deal, ends
         self._membership.meet()
         self._require_finite(said)
         self._hear_rows(space.rows[parity])
@@ -265,7 +266,7 @@ class DrivenTeam:
             self._membership.meet()
         self._epoch = int(said[:, EPOCH].max())
         self.all_ask = bool((said[:, COMES] == Comes.ASK).all())
-        self.ends = bool((said[:, COMES] == Comes.LEAVE).any())
+        self.ends = bool(said[:, ENDS].any())
         self.deal_follows = self.all_ask or (bool(said[0, DEALS]) and not self.ends)
         comes = said[:, COMES] == Comes.STEP
         if not comes.any():

@@ -51,6 +51,8 @@ class DrivenWorker(Participant):
         if loss is not None:
             self._losses.append(loss)
         rounds = 1 if command.team is None else command.team.rounds
+        if command.team is None and self.leaves():
+            return True
         return self.steps >= rounds * command.steps or (
             self._from is not None and self._distance(self._from) > command.norm
         )

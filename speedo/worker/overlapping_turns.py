@@ -201,11 +201,12 @@ class OverlappingWorker(OverlappingParticipant, Worker):
             loaded = self.clock()
             reached("worker-fetched")
             self.place(command)
+            self._done = command.steps
             loss = self._train(command, buffer.vector)
         except BaseException:
             self._buffers.give_back(buffer)
             raise
-        samples = command.steps * self.engine.samples_per_step
+        samples = self._done * command.tuning.batches * self.engine.samples_per_step
         self.samples += samples
         timings = {"fetch": fetched.seconds + loaded - began, "compute": self.clock() - loaded}
         done = Trained(

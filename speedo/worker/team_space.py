@@ -14,7 +14,7 @@ from speedo.worker.team_memory import ALIGNED
 MOST_DEALT: Final = 64  # rounds at once
 
 # What each member says, in int64: a cache line.
-COMES, SAMPLES, BAD, EPOCH, DEALS, MADE = range(6)
+COMES, SAMPLES, BAD, EPOCH, DEALS, ENDS, MADE = range(7)
 _SAID: Final = 8
 # Of the deal: a head, then a lease for each round and member.
 LENGTH, SHORT, ROUNDS = range(3)

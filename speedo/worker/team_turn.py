@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from speedo.worker.team_gradients import (
 from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.turn import Worker, trained_of
 
+Answer = TypeVar("Answer")
+
 
 class TeamMember:
     """A worker's part in its team's turns."""
@@ -52,9 +55,10 @@ class TeamMember:
         """As `Worker.turn`, also for a command to a team. Raises `TeamBrokenError` if another member ended it."""
         if command.team is None:
             return self._worker.turn(command)
-        membership, layout = self._membership, self._worker.engine.layout
-        began = self._worker.clock()
+        membership = self._membership
         try:
+            self._worker.follow(command)
+            began, layout = self._worker.clock(), self._worker.engine.layout
             everywhere = len(command.team.members)
             factors = room_for_factors(self._worker, command.team)
             shared = membership.enter(
@@ -68,7 +72,8 @@ class TeamMember:
                     wait = rounds.send(begun)
                 except StopIteration as done:
                     trained: Trained = done.value
-                    membership.round_s = (self._worker.clock() - began) / command.team.rounds
+                    made = max(1, len(trained.losses))
+                    membership.round_s = (self._worker.clock() - began) / made
                     return trained
                 begun = membership.wait_for(wait)
         except TeamBrokenError as error:
@@ -121,6 +126,9 @@ def team_rounds(
             round_ = _payload_round(seat, command, number)
         losses.append((yield from meeting.of(round_)))
         worker.samples += command.steps * engine.samples_per_step
+        may_end = team.agree_every and (number + 1) % team.agree_every == 0
+        if may_end and number + 1 < team.rounds and (yield from meeting.of(_agree_to_end(seat))):
+            break
     if sums_gradients:
         yield None  # all have used the mean gradient
         if seat.place == 0:
@@ -134,7 +142,7 @@ def team_rounds(
         "team": meeting.seconds,
         "publish": clock() - summed,
     }
-    samples = team.rounds * command.steps * engine.samples_per_step
+    samples = len(losses) * command.steps * engine.samples_per_step
     return Trained(
         worker.worker,
         worker.incarnation,
@@ -142,10 +150,24 @@ def team_rounds(
         sum(losses) / len(losses),
         samples,
         timings,
-        tuple(losses) if team.rounds > 1 else (),
+        tuple(losses) if len(losses) > 1 else (),
         has_payload=worker.worker == team.leader,
         records=trained_of(command, samples),
     )
+
+
+def _agree_to_end(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
+    """Whether the turn ends here, for all members, because one is to leave."""
+    told = seat.memory.states
+    if seat.place == 0:
+        told[[rank for rank in range(len(told)) if rank not in seat.here]] = 0
+    told[seat.rank] = seat.worker.leaves()
+    yield None
+    if seat.team.spread:
+        if seat.place == 0:
+            yield told.reshape(-1)
+        yield None
+    return bool(told.any())
 
 
 class Stopwatch:
@@ -155,15 +177,15 @@ class Stopwatch:
         self._clock, self.seconds = clock, 0.0
 
     def of(
-        self, waits: Generator[Wait, Reduction | None, float]
-    ) -> Generator[Wait, Reduction | None, float]:
+        self, waits: Generator[Wait, Reduction | None, Answer]
+    ) -> Generator[Wait, Reduction | None, Answer]:
         """The same, with each wait counted."""
         begun: Reduction | None = None
         while True:
             try:
                 wait = waits.send(begun)
             except StopIteration as done:
-                result: float = done.value
+                result: Answer = done.value
                 return result
             began = self._clock()
             begun = yield wait

@@ -37,6 +37,7 @@ class Participant:
     `samples` counts the records that its model was trained on here. Payloads go to `outgoing`, where that is another
     connection than that of the centers. With `servers` neither passes through `store`: each of them
     has a range, and `threads` lets all ranges travel at once. `host` is what the workers of a host have in common.
+    `leaves` says whether its host is to leave: a turn ends then with its present step.
     """
 
     run: str
@@ -52,6 +53,7 @@ class Participant:
     servers: Sequence[Stores] = ()
     threads: bool = True
     host: HostCenters | None = None
+    leaves: Callable[[], bool] = lambda: False
     _center: Vector | None = field(default=None, init=False)
     _own: Vector | None = field(default=None, init=False)
     _lost: Vector | None = field(default=None, init=False)
@@ -189,6 +191,9 @@ class Worker(Participant):
     # The gathering of the team that has it, too, and the updates made: who has the same two has the same state.
     solver_state: tuple[int, int] = (0, 0)
     factors: bool = True  # whether a team may exchange the gradients of inner products so
+    # Makes the engine for this worker's present share of the batch, of the one that it has.
+    rebuild: Callable[[Engine], Engine] = lambda engine: engine
+    _division: int = field(default=0, init=False)
     _tuning: Tuning = field(default=NO_TUNING, init=False)
     _done: int = field(default=0, init=False)  # steps of the present turn
     _made: tuple[int, int] = field(default=(0, 0), init=False)  # see `fetch_center_for_team`
@@ -202,8 +207,15 @@ class Worker(Participant):
         """The state of the solver becomes one that nobody else has."""
         self.solver_state = -1 - self.worker, self.solver_state[1] + 1
 
+    def follow(self, command: Train) -> None:
+        """Take another share of the batch, if it was divided anew since the last turn."""
+        if command.division != self._division:
+            self.weights, self._tuning = self.rebuild(self.weights), NO_TUNING
+            self._division = command.division
+
     def turn(self, command: Train) -> Trained:
         """Carry out one command and return its result, whose payload is in the store by then."""
+        self.follow(command)
         started = self.clock()
         self._fetch(command)
         fetched = self.clock()
@@ -278,16 +290,11 @@ class Worker(Participant):
         return loss
 
     def _steps(self, command: Train) -> float:
-        engine, self._done = self.engine, command.steps
-        start = self._start(command)
-        if start is None and (command.steps == 1 or command.stride == command.batch):
-            engine.set_iteration(command.iteration)
-            return engine.step(command.steps)
-        total = 0.0
+        start, total = self._start(command), 0.0
         for step in range(command.steps):
-            engine.set_iteration(command.iteration_of(step))
-            total += engine.step(1)
-            if start is not None and self._distance(start) > command.norm:
-                self._done = step + 1
+            self.engine.set_iteration(command.iteration_of(step))
+            total += self.engine.step(1)
+            self._done = step + 1
+            if self.leaves() or (start is not None and self._distance(start) > command.norm):
                 break
         return total / self._done

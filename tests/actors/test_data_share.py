@@ -89,9 +89,10 @@ def test_each_record_is_trained_once_an_epoch_whoever_dies_or_comes(
     log = LogFollower(run)
 
     def merged(samples: int) -> bool:
-        for one in log.new():
-            if isinstance(one, ResultMerged):
-                counts.add(one.records)
+        while found := log.new():
+            for one in found:
+                if isinstance(one, ResultMerged):
+                    counts.add(one.records)
         return counts.trained.total() >= samples
 
     wait_until(lambda: merged(40), WAIT_S)

@@ -78,6 +78,22 @@ def test_a_host_whose_workers_started_for_long_counts_as_soon_as_it_speaks(
     assert desk.board.wanted == 4
 
 
+def test_a_host_that_is_not_heard_of_is_told_once_and_once_that_it_is_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk, now = Desk(), [1000.0]
+    monkeypatch.setattr("speedo.actors.host_manager.time.monotonic", lambda: now[0])
+    for host in ("a", "b", "starting"):
+        desk.supervisor.enlist(host, 1, 4)
+    desk.supervisor.attend("b", ())
+    for now[0] in (1004.0, 1007.0, 1008.0):
+        desk.supervisor.attend("a", ())
+    told = "warning: nothing was heard of host b for 7 s: its link is down, or the machine stands still"
+    assert desk.board.status(0.0).notices == (told,)
+    desk.supervisor.attend("b", ())
+    assert desk.board.status(0.0).notices == (told, "host b is heard of again")
+
+
 def test_what_the_user_wants_counts_where_somebody_else_places_the_workers() -> None:
     desk = Desk()
     desk.supervisor.enlist("a", 2, 4)

@@ -97,6 +97,7 @@ def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
     assert (result["complete"], result["reason"]) == (False, "stopped by SIGTERM")
     (checkpoint,) = checkpoints_in(run / "checkpoints")
     assert read_checkpoint(checkpoint).counters.iteration == result["iteration"]
+    assert f"stopped by SIGTERM; continue with --resume {run}" in errors
     assert Path(result["model"]).exists()
 
 

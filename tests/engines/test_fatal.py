@@ -16,7 +16,9 @@ from speedo.engines.native_failures import (
     describe_exception,
     describe_exit,
     fatal_line,
+    last_words,
     restore_stderr,
+    signal_hint,
 )
 from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.solver import read_solver, solver_for_tester, solver_for_worker
@@ -73,6 +75,39 @@ def test_an_exception_is_told_with_its_place() -> None:
         described = describe_exception(error)
     assert described.startswith("ValueError: no such thing (")
     assert "test_fatal.py:" in described
+
+
+RAISED = """Traceback (most recent call last):
+  File "/a/train.py", line 3, in <module>
+    main()
+    ^^^^^^
+  File "/a/train.py", line 9, in main
+    read()
+KeyError: 'image'
+"""
+CRASHED = """fine
+Fatal Python error: Bus error
+
+Current thread 0x00007f (most recent call first):
+  File "/a/layer.py", line 7 in forward
+  File "/a/train.py", line 9 in main
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (GLOG, "Caffe stopped at net.cpp:88: Check failed: a == b (1 vs. 2) Sizes differ and so do names"),
+        (RAISED, "KeyError: 'image' (/a/train.py:9, in main)"),
+        (RAISED + RAISED.replace("KeyError: 'image'", "caffe.Error"), "caffe.Error (/a/train.py:9, in main)"),
+        (CRASHED, f"SIGBUS ({signal_hint('SIGBUS')}) (/a/layer.py:7, in forward)"),
+        ("one\nlast\n" + CRASHED[CRASHED.index("Current"):], "last"),
+        ("\n \n", ""),
+    ],
+    ids=["fatal", "exception", "its cause", "signal", "stack asked for", "nothing"],
+)  # fmt: skip
+def test_the_last_words_of_a_process_say_why_it_ended(text: str, words: str) -> None:
+    assert last_words(text) == words
 
 
 def test_stderr_goes_to_a_file_and_comes_back(tmp_path: Path) -> None:

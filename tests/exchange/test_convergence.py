@@ -8,7 +8,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.codecs import Compression
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.study.simulation.simulator import simulate

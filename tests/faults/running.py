@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from speedo.watch.first_failure import FirstFailure, kept_failure
 from tests.support.commands import Commands, how_loaded, interrupt
 from tests.support.invariants import Line, check_run
 
@@ -107,6 +108,17 @@ class Watched:
     def log(self) -> str:
         file = self.dir / "train.log"
         return file.read_text() if file.exists() else ""
+
+    def failed_first(
+        self, process: str, cause: str = "", words: str = "", host: str = ""
+    ) -> FirstFailure:
+        """What is left of the run, or its log, names this process, on a host whose name begins so, and the cause."""
+        found = kept_failure(self.dir)
+        assert found is not None
+        assert (found.process, host) == (process, found.host[: len(host)]), found
+        assert cause in found.cause, found
+        assert words in found.last_words, found
+        return found
 
     # ------------------------------------------------------------ waiting
 

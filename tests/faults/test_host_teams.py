@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from speedo.actors.death_causes import SILENT
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.support.commands import Commands
@@ -107,6 +108,7 @@ def killed(
     lines = spread.stop_and_check({victim})
     lost = [line for line in lines if line.get("decision") in ("refused", "discarded")]
     assert {line["worker"] for line in lost} == ALL - {victim}
+    spread.run.failed_first(f"worker {victim}", SILENT)
 
 
 @row(27, "first member of a host killed while hosts add up", ("sync",), usual="sync")
@@ -148,6 +150,8 @@ def test_a_host_whose_link_is_down_is_left_out_until_it_is_up(
     hosts[1].plug_in_again()
     spread.are_all_back(finding, time.monotonic(), {1, 2})
     spread.stop_and_check({1, 2})
+    name = next(one["host"] for one in spread.run.lines("joined") if one["worker"] == 1)
+    spread.run.failed_first(f"host {name}", "nothing was heard")
 
 
 @row(28, "host of a team lost, another started in its place", ("sync",))
@@ -173,6 +177,7 @@ def test_who_acts_for_a_host_and_hangs_is_replaced(
     spread.recovered(finding, since, {3})
     spread.are_all_back(finding, since, {3})
     spread.stop_and_check({3})
+    spread.run.failed_first("worker 3", "no result for")
 
 
 @row(29, "every process of a host in a team hangs for 20 s", ("sync",))

@@ -56,9 +56,17 @@ class Spread:
         self.run.has_begun()
 
     @property
+    def far_host(self) -> str:
+        """The name that the log has for the second host, when its worker first joined."""
+        return next(one["host"] for one in self.run.lines("joined") if one["worker"] == self._far)
+
+    @property
     def far(self) -> int:
         """The slot of the worker on the second host."""
-        return next(slot for slot, place in self.places().items() if place == self.members[1].name)
+        self._far = next(
+            slot for slot, place in self.places().items() if place == self.members[1].name
+        )
+        return self._far
 
     def places(self) -> dict[int, str]:
         """The namespace of each worker's process."""
@@ -113,6 +121,8 @@ def test_a_host_that_is_cut_off_is_set_aside_and_returns(
     assert slot == far
     spread.members[1].plug_in_again()
     comes_back(spread, slot, finding)
+    failed = spread.run.failed_first(f"host {spread.far_host}")
+    assert f"worker {far}" in [one.process for one in failed.followed]
 
 
 @row(8, "Redis's answers do not reach one worker, then healed")
@@ -148,6 +158,8 @@ def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
     slot = set_aside_and_back(spread, finding, time.monotonic())
     assert slot == far
     comes_back(spread, slot, finding)
+    failed = spread.run.failed_first(f"host {spread.far_host}", "Ray")
+    assert f"worker {far}" in [one.process for one in failed.followed]
 
 
 def begins_again(run: Run, cause: str, finding: Finding, since: float) -> Line:

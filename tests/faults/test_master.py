@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def killed_at(
         said = run.ends(1)
         assert "the master's process died: killed" in said
         assert "--resume" in said
+        assert "failed first: the master on " in said
         before = len(run.lines("resumed"))
         since = time.monotonic()
         run.resume(environment=failing(number + 1))
@@ -228,6 +230,13 @@ def test_an_old_master_that_revives_is_fenced(
     run.wait_for(lambda: run.lines("checkpoint"))
     old, theirs = run.process, speedo.left()
     stopped(theirs)
+    why = speedo.start("status", "--why", str(run.dir))
+    said, errors = why.communicate(timeout=HANG_S)
+    assert why.returncode == 0, errors
+    for name in ("master", "worker 0", "worker 1"):
+        assert re.search(rf"^  {name}, process \d+: stopped by a signal \(SIGSTOP\)", said, re.M), (
+            said
+        )
     since = time.monotonic()
     run.resume("--take-over")
     run.wait_for(lambda: run.lines("resumed"), RESUMED_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge
 from speedo.study.simulation.world import Faults
 from tests.faults.rows import MODES, Finding, row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.study.simulation.world import Faults
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run

@@ -38,6 +38,7 @@ def poisoned(
     assert [line["worker"] for line in refused] == [1] * STRIKES
     assert all(reason in line["reason"] for line in refused), refused
     assert "worker 1" in run.log()
+    run.failed_first("worker 1", reason)
     after = [line["loss"] for line in lines if line.get("decision") == "merged"][-60:]
     # Had one been merged, the loss would be out of all proportion, or not a number. One worker's records alone may well
     # have twice the loss: how far the two had come is up to the machine.

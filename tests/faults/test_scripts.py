@@ -103,6 +103,7 @@ def test_a_script_that_hangs_is_killed_and_started_again(
     finding.recovered(run.recovery(since))
     run.ends(0)
     run.check()
+    run.failed_first("worker 1", "no result for")
 
 
 @row(11, "NaN in the weights of a user's script", SCRIPT_MODES)
@@ -111,7 +112,9 @@ def test_nan_of_a_script_is_refused_and_the_others_train_on(
 ) -> None:
     # Started again on a fast machine, it would be set aside once more.
     run = ScriptRun(speedo, mode, "--workers", "3", "--restarts", "0", str(FIT), "nan", "0.1")
-    assert "the run ended early: every script has ended; worker 1 was set aside" in run.ends(3)
+    said = run.ends(3)
+    assert "the run ended early: every script has ended; worker 1 was set aside" in said
+    assert "failed first: worker 1 on " in said
     lines = run.check()
     refused = [line for line in lines if line.get("decision") == "refused"]
     assert [line["worker"] for line in refused] == [1, 1, 1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from speedo.actors.death_causes import SILENT
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run, stand_still
 from tests.support.commands import Commands
@@ -35,6 +36,8 @@ def killed(speedo: Commands, solver: Path, victim: int, finding: Finding) -> Non
     lost = [line for line in lines if line.get("decision") in ("refused", "discarded")]
     assert {line["worker"] for line in lost} == {0, 1, 2} - {victim}
     assert all(f"worker {victim}" in line["reason"] for line in lost)
+    failed = run.failed_first(f"worker {victim}", SILENT)
+    assert any("results not merged" in one.what for one in failed.followed)
 
 
 @row(21, "member of a team killed in a stretch", ("sync",), usual="sync")
@@ -67,6 +70,7 @@ def test_a_member_that_hangs_is_replaced(
     (left,) = [line for line in lines if line["event"] == "left"]
     assert left["worker"] == 1
     assert "no result for" in left["cause"]
+    run.failed_first("worker 1", "no result for", "stopped by a signal (SIGSTOP)")
 
 
 @row(23, "member of a team sends numbers that are not finite", ("sync",))
@@ -88,3 +92,4 @@ def test_a_member_that_is_not_finite_is_set_aside_alone(
     assert all("not finite" in reason for reason in own)
     assert {line["worker"] for line in refused} == {0, 1, 2}
     assert run.merged_after(lines[lines.index(refused[-1])])
+    run.failed_first("worker 2", "not finite")

@@ -9,6 +9,7 @@ import pytest
 
 from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
+from speedo.watch.first_failure import kept_failure
 from tests.faults.rows import WITH_TORCH, Finding, row
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 from tests.support.commands import Commands
@@ -49,6 +50,7 @@ def killed_at(
     # The turn that was cut short left nothing that anybody took for a result.
     assert len([line for line in own if line["incarnation"] == 1]) == 19
     assert not [line for line in own if line["decision"] == "refused"]
+    run.failed_first("worker 1", SILENT)
 
 
 @row(1, "worker killed while it computes", usual="async", torch=WITH_TORCH)
@@ -133,7 +135,10 @@ def test_all_workers_killed_for_good(
     for worker in run.workers().values():
         worker.kill()
     since = time.monotonic()
-    assert f"every worker died, the last: {SILENT}" in run.ends(3)
+    said = run.ends(3)
+    assert f"every worker died, the last: {SILENT}" in said
+    assert "failed first: worker " in said
+    assert [one.process for one in kept_failure(run.dir).followed][-1] == "the run"
     finding.note = (
         f"ended in {time.monotonic() - since:.1f} s, with a checkpoint of the last version"
     )
@@ -207,6 +212,8 @@ def test_a_hung_worker_is_evicted_and_started_again(
     victim.wait(120)
     run.wait_for(lambda: run.merged(1, 2))
     run.stop_and_check()
+    failed = run.failed_first("worker 1", OVERDUE, "its process was stopped by a signal (SIGSTOP)")
+    assert failed.pid == victim.pid
 
 
 @row(18, "Caffe FATAL, segmentation fault or abort, again and again", usual="weed-out")
@@ -255,6 +262,7 @@ def given_up(speedo: Commands, problem: Path, mode: str, how: str, finding: Find
     assert len(causes) == 3
     assert all(cause in one for one in causes), causes
     assert cause in run.log()
+    run.failed_first("worker 1", cause)
 
 
 @row(
@@ -288,3 +296,4 @@ def test_a_worker_whose_layer_fails_again_and_again_is_set_aside_with_the_cause(
     (aside,) = [line for line in lines if line["event"] == "set-aside"]
     assert cause in aside["reason"]
     assert cause in run.log()
+    run.failed_first("worker 1", cause)

@@ -27,7 +27,7 @@ from speedo.master.checkpoint_writer import (
     Written,
 )
 from speedo.master.coordinator import Coordinator
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Checkpointed, Joined, Left, SaveState, Snapshotted, StateSaved
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speedo.master.coordinator import STRIKES, Coordinator
-from speedo.master.turn_book import Plan, Receive
+from speedo.master.plan import Plan
+from speedo.master.turn_book import Receive
 from speedo.messages import (
     Action,
     Drop,

@@ -9,6 +9,7 @@ import pytest
 
 from speedo import messages
 from speedo.master.driver import Limits
+from speedo.master.plan import Plan
 from speedo.master.reasons import (
     busy_tester,
     silent_tester,
@@ -16,7 +17,6 @@ from speedo.master.reasons import (
     too_few_left,
     turn_overdue,
 )
-from speedo.master.turn_book import Plan
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import Action, Event, Snapshot, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous

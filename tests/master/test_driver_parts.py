@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import QUIET_S, Driver, Limits
 from speedo.master.observers import Observers
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -98,7 +99,9 @@ class Kept:
         self.asked.append(round(now, 6))
         return self.asked[-1] in self.due_at
 
-    def begin(self, coordinator: Coordinator, seconds: float, now: float) -> list[SaveState]:
+    def begin(
+        self, coordinator: Coordinator, seconds: float, now: float, within_s: float = math.inf
+    ) -> list[SaveState]:
         self.begun.append((round(now, 6), coordinator.version, round(seconds, 6)))
         self.under_way.append((now + self.lasts, coordinator.version))
         return [SaveState(0, 1, 100 + coordinator.version)]

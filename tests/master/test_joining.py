@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from speedo.master.coordinator import Coordinator
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Joined, Left, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

@@ -10,8 +10,8 @@ import pytest
 from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.coordinator import Coordinator
+from speedo.master.plan import Plan
 from speedo.master.script_tests import ScriptTests
-from speedo.master.turn_book import Plan
 from speedo.master.turn_deadlines import TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,

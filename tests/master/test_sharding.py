@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from speedo.engines.solver.holding import Holding
 from speedo.master.sharding import Resharding, Shard, Sharding, sharding_for
 from speedo.master.slots import Roster
+from speedo.messages import Divided
 from speedo.run_dir.checkpoint_file import WorkerState
 
 SLOTS = st.frozensets(st.integers(0, 40), min_size=1, max_size=20)
@@ -54,6 +55,18 @@ def test_nothing_is_shared_out_where_somebody_would_read_nothing(
     workers: int, records: int
 ) -> None:
     assert sharding_for(range(workers), 4, split=True, records=records) is None
+
+
+def test_a_worker_with_less_than_half_the_largest_share_has_no_shard_of_its_own() -> None:
+    sharding = Sharding((0, 1, 2, 5), (33, 32, 17, 3))
+    assert sharding.own() == {
+        0: Shard(0, 3, 33),
+        1: Shard(1, 3, 32),
+        2: Shard(2, 3, 17),
+        5: Shard(0, 1, 3),
+    }
+    fast = [shard for worker, shard in sharding.own().items() if worker != 5]
+    assert readers(60, fast) == [1] * 60
 
 
 # ---------------------------------------------------------------- when
@@ -294,3 +307,57 @@ def test_the_same_request_gets_the_same_place_while_that_is_held() -> None:
     again = roster.assign(0, "a", 1)
     assert (again.worker, again.incarnation) == (0, 2)
     assert roster.assign(0, "a", 1) == again
+
+
+# ---------------------------------------------------------------- shares by speed
+
+
+def test_shares_by_speed_change_the_places_and_not_the_incarnations() -> None:
+    roster = Roster((8, 8, 8), records=1000)
+    for _ in range(3):
+        roster.assign()
+    roster.divide(Divided(1, (0, 1, 2), (11, 11, 2), 24 * 50, "by speed"))
+    places = [roster.now_at(worker, 1) for worker in range(3)]
+    # 1,200 samples are 200 in the second pass: 8 whole batches.
+    assert [(place.shard, place.skip) for place in places if place is not None] == [
+        (Shard(0, 2, 11), 8),
+        (Shard(1, 2, 11), 8),
+        (Shard(0, 1, 2), 8),
+    ]
+    roster.release(2, 1)
+    assert (back := roster.assign()).shard == Shard(0, 1, 2)
+    assert back.incarnation == 2
+
+
+def test_of_the_records_of_a_host_the_slow_worker_reads_all_of_that_host() -> None:
+    roster = Roster((8, 8, 8, 8), share="own")
+    for host, digest in (("a", "1"), ("b", "2")):
+        roster.enlist(host, 2, Holding(100, digest, host))
+        roster.assign(host=host)
+        roster.assign(host=host)
+    roster.divide(Divided(1, (0, 1, 2, 3), (10, 10, 10, 2), 32, "by speed"))
+    shards = [place.shard for worker in range(4) if (place := roster.now_at(worker, 1))]
+    assert shards == [
+        Shard(0, 2, 10, "own"),
+        Shard(1, 2, 10, "own"),
+        Shard(0, 1, 10, "own"),
+        Shard(0, 1, 2, "own"),
+    ]
+    live = frozenset(range(4))
+    assert roster.present(live).workers == (0, 1, 2, 3)
+
+
+def test_a_resumed_run_begins_with_the_shares_that_it_had() -> None:
+    states = {0: WorkerState(0, 1, 21, 7), 1: WorkerState(0, 1, 3, 7)}
+    roster = Roster((12, 12), resumed=states, version=5)
+    places = [roster.assign(), roster.assign()]
+    assert [(one.shard, one.skip, one.history) for one in places] == [
+        (Shard(0, 1, 21), 7, 5),
+        (Shard(0, 1, 3), 7, 5),
+    ]
+
+
+def test_shares_of_another_batch_or_of_other_slots_are_not_taken_over() -> None:
+    states = {0: WorkerState(0, 1, 21, 7), 1: WorkerState(0, 1, 3, 7)}
+    assert Roster((16, 16), resumed=states).sharding.batch_sizes == (16, 16)
+    assert Roster((8, 8, 8), resumed=states).sharding.batch_sizes == (8, 8, 8)

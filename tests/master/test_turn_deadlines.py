@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from speedo.master.turn_deadlines import FEWEST_TURNS, HEARTBEAT_S, TurnDeadlines, TurnUnderWay
+from speedo.master.turn_deadlines import (
+    FEWEST_TURNS,
+    HEARTBEAT_S,
+    TurnDeadlines,
+    TurnsUnderWay,
+    TurnUnderWay,
+)
 from speedo.messages import Kind, Train
 
 FIRST_S = 100.0
@@ -51,6 +59,14 @@ def test_the_slow_turns_are_those_of_the_95th_percentile_found_anew_every_sixtee
     assert deadlines.limit(1) == 3 * 107.0 + HEARTBEAT_S
     deadlines.measure(TurnUnderWay(turn(9, 0), 0.0), 1000.0)
     assert deadlines.limit(1) == 3 * 1000.0 + HEARTBEAT_S
+
+
+def test_the_turns_that_are_owed_with_their_ages_and_what_is_left(deadlines: TurnDeadlines) -> None:
+    turns = TurnsUnderWay(lambda worker, ticket: True, deadlines)
+    first, ahead, other = turn(0, 1), turn(0, 2), turn(1, 3)
+    for command, at in ((first, 5.0), (ahead, 6.0), (other, 9.0)):
+        turns.issue(command, at)
+    assert turns.owed(15.0) == [(first, 10.0, FIRST_S - 10.0), (other, 6.0, FIRST_S - 6.0)]
 
 
 def test_the_first_turns_have_the_users_timeout(deadlines: TurnDeadlines) -> None:
@@ -102,3 +118,14 @@ def test_turns_that_lost_time_to_others_begin_anew(deadlines: TurnDeadlines) -> 
     deadlines.add(one.command, 0.0)
     deadlines.grant([one], 50.0)
     assert deadlines.soonest() == 50.0 + FIRST_S
+
+
+def test_a_turn_that_builds_an_engine_for_another_share_has_longer_and_is_not_measured(
+    deadlines: TurnDeadlines,
+) -> None:
+    known(deadlines)
+    usual, builds = deadlines.limit(1), replace(turn(0, 1), division=1)
+    assert deadlines.limit_of(builds) == usual + FIRST_S
+    deadlines.measure(TurnUnderWay(builds, 0.0), 90.0)
+    assert deadlines.limit_of(replace(turn(0, 2), division=1)) == usual
+    assert deadlines.limit_of(replace(turn(1, 3), division=1)) == usual + FIRST_S

@@ -117,7 +117,10 @@ def test_what_was_left_out_is_told_at_the_end() -> None:
     train(book, 1, 2)
     trained(book, 0, 1)
     merge(book, 1)
-    book.with_records(Finish(complete=True, reason=""))
+    early = book.with_records(Finish(complete=True, reason="the test accuracy is 0.9"))
+    assert isinstance(early, Finish)
+    assert (early.left_out, NOTED) == (0, [])
+    book.with_records(Finish(complete=True, reason="reached max_iter 2"))
     assert NOTED == [
         "warning: 4 records that the run was to train are in no result that was merged"
     ]

@@ -12,7 +12,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import OtherLine, read_events

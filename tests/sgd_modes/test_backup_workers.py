@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.exchange.vector import Vector
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Drop, Merge
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

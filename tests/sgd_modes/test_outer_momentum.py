@@ -7,7 +7,7 @@ import pytest
 
 from speedo.errors import ConfigError
 from speedo.exchange.vector import Vector
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Train
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

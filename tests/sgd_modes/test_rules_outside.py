@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError, TrainingStopped
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import (

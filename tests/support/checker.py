@@ -21,6 +21,7 @@ from speedo.messages import (
     Event,
     Finish,
     Joined,
+    Leaving,
     Left,
     Merge,
     Part,
@@ -54,6 +55,7 @@ class Checker:
         self.latest: dict[int, int] = {}  # the ticket that a worker was given last
         self.held: dict[tuple[int, int, int], Part] = {}
         self.replica = Replica(self)
+        self.leaving: set[int] = set()  # who was told to leave
         self.strikes: dict[int, int] = {}
         self.own_merge: dict[int, tuple[int, float, int]] = {}  # version, rate, ticket
         self.merged_last: set[int] = set()
@@ -61,7 +63,7 @@ class Checker:
         self.told: set[tuple[int, int]] = set()
         self.merged_keys: set[tuple[int, int, int]] = set()
         self.events = self.accepted = self.version = self.samples = self.ticket = 0
-        self.counts = {"merged": 0, "discarded": 0, "late": 0, "refused": 0}
+        self.counts = {"merged": 0, "discarded": 0, "late": 0, "refused": 0, "let go": 0}
         self.started = False
         self.ending = False
         self.left = 0  # events that came together with the last one, and come after it
@@ -119,8 +121,14 @@ class Checker:
                     self._forget(event.worker)
                 self.members[event.worker] = event
                 self.strikes[event.worker] = 0
+            case Leaving() if self._is(event.worker, event.incarnation):
+                self.leaving.add(event.worker)
             case Left():
                 if self._is(event.worker, event.incarnation):
+                    if event.cause == "told to leave":
+                        owes = self._turns_of(event.worker)
+                        self.require(not owes, "let go before its results came", *owes)
+                        self.counts["let go"] += 1
                     if event.cause.startswith("no result for"):
                         self.patience[event.worker] = min(2 * self.patience[event.worker], 4)
                     self._forget(event.worker)
@@ -152,6 +160,7 @@ class Checker:
 
     def _forget(self, worker: int) -> None:
         del self.members[worker]
+        self.leaving.discard(worker)
         self.turns.pop(worker, None)
         self.ahead.pop(worker, None)
         self.own_merge.pop(worker, None)
@@ -183,7 +192,7 @@ class Checker:
         self.accepted += 1
         key = (worker, event.incarnation, ticket)
         steps, samples = turn.train.steps, turn.samples
-        if turn.train.norm:
+        if turn.train.norm or worker in self.leaving:
             per_step = samples // steps
             steps = event.samples // per_step
             self.require(steps * per_step == event.samples, "no whole steps", event)
@@ -221,6 +230,7 @@ class Checker:
             self.started = True
             self.require(len(self.members) >= rules.workers, "begun before all were there")
         self.require(self._is(worker, train.incarnation), "its worker is not there", train)
+        self.require(worker not in self.leaving, "its worker was told to leave", train)
         former = self.turns.get(worker)
         room = former is None or (self.members[worker].depth == 2 and worker not in self.ahead)
         self.require(room, "its worker has a turn already", train)
@@ -368,7 +378,8 @@ class Checker:
             self.require(self.now - turn.issued <= longest, "overdue", turn)
         if len(self.members) >= (rules.min_workers if self.started else rules.workers):
             self.short_since = None
-            self.require(bool(self.turns), "there are workers and work, and nobody trains")
+            trains = bool(self.turns) or self.leaving == set(self.members)
+            self.require(trains, "there are workers and work, and nobody trains")
             return
         if self.short_since is None:
             self.short_since = self.now

@@ -167,7 +167,8 @@ class CatchUpCheck(ModeCheck):
         for worker in [one for one in self.owing if one not in self.books.turns]:
             self.gone(worker)
         if not self.owing:
-            idle = [one for one in self.turns if one not in self.books.turns]
+            busy = self.books.turns.keys() | self.books.leaving
+            idle = [one for one in self.turns if one not in busy]
             self.books.require(not (idle and self.books.has_work()), "do not start", *idle)
             for worker in idle:
                 del self.turns[worker]

@@ -142,7 +142,8 @@ class Replica:
         require = self.books.require
         require(len(head) == HEADER_BYTES and head[:4] == b"SPDO", "has no header", key)
         require(head[5] == turn.train.payload, "is of another kind than asked for", key)
-        ends_early = turn.train.norm > 0 and event.samples < turn.samples
+        may = turn.train.norm > 0 or event.worker in self.books.leaving
+        ends_early = may and event.samples < turn.samples
         require(ends_early or event.samples == turn.samples, "claims other samples", event)
         vector = self.payloads[event.worker, event.ticket] = decoded(head[6], bytes(body))
         return bool(np.isfinite(vector).all()) and math.isfinite(event.loss)

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from speedo.engines.solver.lr_policies import LrPolicy
@@ -18,9 +19,9 @@ from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.driver import Limits
 from speedo.master.local_servers import LocalServers
+from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
-from speedo.master.turn_book import Plan
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import NO_TUNING, Event, Left, StateSaved, StopAsked, Tuning
 from speedo.run.config.run_config import make_config
@@ -61,6 +62,7 @@ class Schedule:
     compression: Compression = NO_COMPRESSION
     overlap: frozenset[int] = frozenset()
     servers: int = 0
+    notices: tuple[tuple[float, int], ...] = ()  # when who is told to leave
     gather_s: float = 0.0
     chatter_s: float = 0.0  # for so long the master's queue is never empty
 
@@ -115,6 +117,14 @@ def make_schedule(mode: str, chance: random.Random) -> Schedule:
             # A refused result among others lets those before it begin, or park, before those after it are decided.
             made = replace(made, gather_s=0.0)
     return made
+
+
+def with_notices(schedule: Schedule) -> Schedule:
+    """The same run, some of whose workers are told to leave before they do."""
+    chance = random.Random(repr(schedule))
+    workers = schedule.plan.workers + 2
+    times = [round(chance.uniform(0, 4), 2) for _ in range(chance.randint(1, 6))]
+    return replace(schedule, notices=tuple((time, chance.randrange(workers)) for time in times))
 
 
 def saturated(schedule: Schedule) -> Schedule:
@@ -232,6 +242,8 @@ def run(
         script(cluster)
         if schedule.chatter_s:
             cluster.at(0.0, lambda: _chatter(cluster, 0.0, schedule.chatter_s))
+        for time, worker in schedule.notices:
+            cluster.at(time, partial(cluster.notice, worker))
         for time, what, worker in schedule.script:
             match what:
                 case "join":

@@ -1,4 +1,4 @@
-"""What a run takes as a question: exactly three forms, whatever else comes through the socket."""
+"""What a run takes as a question: exactly four forms, whatever else comes through the socket."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def test_workers_are_a_whole_number(workers: object) -> None:
     assert run.heard == []
 
 
-def test_the_three_questions_are_answered() -> None:
+def test_the_questions_are_answered_and_who_it_is_without_the_master() -> None:
     run = Asked()
+    assert run.answer({"ask": "known"}) == {"run": "one", "run_dir": "/run"}
     assert run.answer({"ask": "scale", "workers": 3})["workers"] == 3
     run.answer({"ask": "status"})
     run.answer({"ask": "stop"})

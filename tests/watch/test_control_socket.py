@@ -175,5 +175,5 @@ def test_both_usual_places_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
 def test_plain_data_has_no_paths_tuples_or_infinities() -> None:
     assert plain({1: (Path("/a"), float("inf")), "b": RunSocket("r", Path("/c"))}) == {
         "1": ["/a", None],
-        "b": {"run": "r", "folder": "/c"},
+        "b": {"run": "r", "folder": "/c", "suffix": ".sock"},
     }

@@ -15,7 +15,7 @@ import pytest
 from speedo import messages
 from speedo.errors import ConfigError
 from speedo.master.observers import Observer
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Drop,

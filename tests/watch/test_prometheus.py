@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from speedo import messages
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import (
     Action,
     Checkpointed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,27 @@ def test_a_run_is_looked_at_scaled_left_alone_by_ctrl_c_and_stopped_with_its_mod
     assert run["remaining_s"] > 0
     assert (run["address"], run["over"], len(run["workers"])) == (None, False, 2)
     assert (set(run), set(run["workers"][0])) == fields_of_status()
+
+    status, why, errors = answered(speedo, "status", "--why")
+    assert status == 0, errors
+    assert "  master     training; " in why
+    assert re.search(
+        r"^  worker 1: owes (?:a turn for \d+\.\d s|no turn)|worker 1: \w+, owes no turn", why, re.M
+    ), why
+    assert re.search(r"^  master, process \d+: ", why, re.M), why
+    done = re.findall(
+        r"^  worker \d, process \d+: .*?; (computing|fetching|publishing|waiting for .*)$",
+        why,
+        re.M,
+    )
+    assert len(done) == 2, why
+    assert process.poll() is None
+    status, logs, errors = answered(speedo, "logs", "--host", "here")
+    assert status == 0, errors
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d command: .*run directory", logs, re.M), (
+        logs[:2000]
+    )
+    assert re.search(r" worker 0: Thread 0x", logs), "the stacks that were just asked for"
 
     watching = speedo.start("status", "--watch", "--interval", "0.2")
     assert watching.stdout is not None

@@ -16,12 +16,13 @@ from speedo.engines.base import ModelEngine
 from speedo.engines.make import make_engine, prepare_to_read
 from speedo.engines.schema import caffe_schema
 from speedo.engines.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
+from speedo.engines.solver.data_layers import count_records
 from speedo.exchange.ranges import ranges_of
 from speedo.exchange.served_vectors import Exchange, Stores
 from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Vector
 from speedo.master.center import RunCenter
-from speedo.master.driver import Cluster
+from speedo.master.cluster import Cluster
 from speedo.master.local_servers import LocalServers
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter
@@ -145,8 +146,9 @@ def train_here(
     spec = read_solver(solver, overrides=overrides, data_root=data_root)
     settings = run_settings(config, spec, "here")
     return train_as(
-        config, settings, store, run_dir, notices=notices, former=former, checkpointed=checkpointed
-    )
+        config, settings, store, run_dir, notices=notices, former=former, checkpointed=checkpointed,
+        records=count_records(spec),
+    )  # fmt: skip
 
 
 def train_as(

@@ -11,7 +11,7 @@ import pytest
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.codecs import Compression
 from speedo.exchange.vector import Blob, Layout, Vector
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Kind, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

@@ -11,7 +11,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import Compression
 from speedo.exchange.vector import Vector
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Kind, OwnResults, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

@@ -98,6 +98,16 @@ def test_a_turn_sends_how_far_it_moved_and_says_who_it_is() -> None:
     assert result.timings == {"fetch": 1.0, "compute": 1.0, "publish": 2.0}  # the store looks, too
 
 
+def test_a_turn_trains_on_the_records_of_its_command_and_says_which() -> None:
+    worker, engine = make_worker()
+    given = ((0, 37, 40), (1, 0, 7))
+    assert worker.turn(command(steps=2, records=given)).records == given
+    assert engine.read_records == [37, 38, 39, *range(7)]
+    # It ends after the first step, so the last five records are untrained.
+    early = worker.turn(command(steps=2, records=given, norm=1e-9))
+    assert (early.samples, early.records) == (5, ((0, 37, 40), (1, 0, 2)))
+
+
 def test_a_turn_starts_from_the_center_whatever_came_before() -> None:
     worker, _ = make_worker()
     worker.turn(command(steps=20))
@@ -204,7 +214,7 @@ def test_a_gradient_is_taken_at_the_center_and_moves_nothing() -> None:
     ("steps", "stride", "asked"),
     [
         (1, 1, [(6, 1)]),
-        (4, 1, [(6, 4)]),
+        (4, 1, [(6, 1), (7, 1), (8, 1), (9, 1)]),
         (1, 3, [(6, 1)]),
         (4, 3, [(6, 1), (9, 1), (12, 1), (15, 1)]),
         (2, 2, [(6, 1), (8, 1)]),

@@ -27,6 +27,7 @@ from speedo.exchange.channel import first_line
 from speedo.run.config.resources import parse_resources
 from speedo.run.prepare import Prepared
 from speedo.run.settings import RunSettings
+from speedo.run_dir.directory import HOSTS
 from speedo.version import VERSION
 
 LOOK_S: Final = 0.25
@@ -36,7 +37,6 @@ LEAVE_S: Final = 10.0
 DEATHS: Final = 3  # of keepers of one node, in a row
 HEALTHY_S: Final = 60.0  # a keeper that lived so long was well
 KEEPER_THREADS: Final = 8
-LOGS_OF_HOSTS: Final = "hosts"
 
 
 @dataclass(eq=False)
@@ -378,7 +378,7 @@ class Fleet:
     def _bring_home(self, keeper: _Keeper, answer: Any) -> None:
         with suppress(RayError, SpeedoError, OSError):
             logs: dict[str, bytes] = ray.get(answer)
-            folder = self._prepared.run_dir / LOGS_OF_HOSTS / keeper.name.replace(":", "-")
+            folder = self._prepared.run_dir / HOSTS / keeper.name.replace(":", "-")
             for name, content in logs.items():
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -16,8 +17,8 @@ import ray
 from ray.exceptions import RayError
 
 from speedo.actors.fleet.seats import Seat
-from speedo.actors.host_manager import check_records
-from speedo.actors.join.host_link import Failed, HostLink, Over, Stopped
+from speedo.actors.host_manager import check_records, left_because
+from speedo.actors.join.host_link import Failed, HostLink, Leave, Over, Stopped
 from speedo.actors.ray_node.ports import ring_ports, server_port
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
@@ -35,6 +36,7 @@ from speedo.run.scratch import scratch_folder
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
+from speedo.run_dir.process_logs import LogTimes
 from speedo.system.appended import AppendedLines
 from speedo.system.bounds import DataShare
 from speedo.system.files import last_bytes
@@ -45,6 +47,7 @@ ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
 KEEP_S: Final = 5.0  # for the master to keep what the servers of this host have
 STATUS_S: Final = 0.5
+HAND_IN_S: Final = 0.2  # how often is looked whether all results are there
 LOG_BYTES: Final = 200_000  # of each log of a far node that the command brings home
 
 
@@ -82,6 +85,7 @@ class NodeKeeper:
         self._leaving = threading.Lock()
         self._left = False
         self._attends = False  # its command learns how the run goes
+        self._leave_by = math.inf  # this host leaves then at the latest, once it is to leave
         # Of scripts alone: set once none of them is waited for any more.
         self._scripts_end: threading.Event | None = None
         self._ending = False
@@ -148,6 +152,8 @@ class NodeKeeper:
             self._host_memory = settings.host_memory
             scratch = self._stack.enter_context(scratch_folder())
             logs = self._logs(settings, scratch)
+            if logs != self._run_dir / LOGS:  # the run's own are seen by its command
+                self._stack.enter_context(LogTimes(logs))
             if isinstance(settings.spec, ScriptJob):
                 self._scripts_end = threading.Event()
                 self._output = AppendedLines(logs / "worker-0.log")
@@ -216,14 +222,18 @@ class NodeKeeper:
                 continue  # the master is gone: another one comes, or the command sees it, too
             link.tell(status)
             last_died = None if self._host is None else self._host.last_died
+            wish = self._wish(link)
             waits = self._scripts_end is not None and not self._scripts_end.is_set()
             if status.over and not waits:
                 link.tell(Over(status))  # first of all: leaving may take longer than the master
                 self.leave("the run is over")
-            elif link.stop is not None:
+            elif wish is not None:
+                if self._hands_in(wish):
+                    time.sleep(HAND_IN_S)
+                    continue
                 with suppress(RayError):
                     ray.get(master.server_leaves.remote(self._name), timeout=KEEP_S)
-                self.leave(f"its host was stopped by {link.stop}")
+                self.leave(left_because(wish.why))
                 link.tell(Stopped())
             elif last_died is not None:
                 link.tell(
@@ -231,6 +241,26 @@ class NodeKeeper:
                 )
                 self.leave("its workers died")
             time.sleep(STATUS_S)
+
+    def _wish(self, link: HostLink) -> Leave | None:
+        """What wants this host to leave: its command, or else somebody at the master."""
+        told = None if self._host is None else self._host.leave_s
+        return link.leave or (None if told is None else Leave("`speedo leave`", told))
+
+    def _hands_in(self, wish: Leave) -> bool:
+        """Whether a result of this host is still waited for. Its workers get no more turns from now on."""
+        assert self._host is not None
+        now = time.monotonic()
+        self._leave_by = min(self._leave_by, now + wish.within_s)
+        if now >= self._leave_by:
+            return False
+        there = True
+        with suppress(RayError):
+            asked = self._master.host_leaves.remote(self._name, wish.why)
+            there = ray.get(asked, timeout=self._leave_by - now)
+            # The master knows it now, so it takes a shorter turn for what it is.
+            self._host.hand_in(left_because(wish.why))
+        return there
 
     def _tell_whether_over(self, link: HostLink) -> None:
         """A run may end while the workers of this host start: nobody else tells its command."""

@@ -2,7 +2,7 @@
 
 The command starts the node, with the name of a private folder in its environment, and listens at a socket in there.
 Ray's processes inherit that environment, so the keeper finds the socket, gets the `Offer`, and sends notes, states and
-at last how its stay ended. The command sends the name of a signal if one asks it to end; its own end counts as one.
+at last how its stay ended. The command sends a `Leave` if something asks it to end; its own end counts as one.
 """
 
 from __future__ import annotations
@@ -88,6 +88,14 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """This host is to leave, within so many seconds, because of `why`; with 0 at once."""
+
+    why: str
+    within_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """The run is over."""
 
@@ -96,7 +104,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A signal ended the stay."""
+    """The host has left, as it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +118,10 @@ Ending = Over | Stopped | Failed
 
 
 class HostLink:
-    """The keeper's side. `stop` names what asks it to end, once something does."""
+    """The keeper's side. `leave` is what asks it to end, once something does: the latest."""
 
     def __init__(self, connection: Connection) -> None:
-        self.stop: str | None = None
+        self.leave: Leave | None = None
         self.offer: Offer = connection.recv()
         self._connection = connection
         self._sending = threading.Lock()
@@ -139,9 +147,10 @@ class HostLink:
 
     def _listen(self) -> None:
         try:
-            self.stop = str(self._connection.recv())
+            while True:
+                self.leave = self._connection.recv()
         except (EOFError, OSError):
-            self.stop = "the end of its command"
+            self.leave = Leave("its command has ended")
 
 
 class CommandLink:
@@ -152,7 +161,7 @@ class CommandLink:
         self._listener.bind(str(folder / SOCKET))
         self._listener.listen(1)
         self._keeper: Connection | None = None
-        self._stopped = False
+        self._asked: Leave | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -176,12 +185,12 @@ class CommandLink:
             self._keeper = None
             raise EOFError from None
 
-    def stop(self, signal: str) -> None:
-        """Have the keeper end; once."""
-        if not self._stopped and self._keeper is not None:
-            self._stopped = True
+    def leave(self, wish: Leave) -> None:
+        """Have the keeper end; another wish takes the place of the former."""
+        if wish != self._asked and self._keeper is not None:
+            self._asked = wish
             with suppress(OSError):
-                self._keeper.send(signal)
+                self._keeper.send(wish)
 
     def close(self) -> None:
         self._listener.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from speedo.actors.join.asked_to_leave import TOLD, under_control
 from speedo.actors.join.find_master import MasterMonitor, wait_for_master
 from speedo.actors.join.host_link import (
     FOLDER,
     RESOURCE,
     CommandLink,
     Failed,
+    Leave,
     Offer,
     Over,
     Stopped,
@@ -42,7 +45,10 @@ CRASHES: Final = 3  # a stay that breaks is tried again so often
 HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
 LEAST_S: Final = 15.0  # for a node to start, whatever is left of the time
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
-LEAVE_S: Final = 10.0  # what a stay that is asked to end may take for it
+GRACE_S: Final = 25.0  # Kubernetes and Slurm kill 30 s after SIGTERM, if nobody says otherwise
+LEAVE_S: Final = (
+    10.0  # what a stay that is asked to end may take for it, once its results are there
+)
 UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
 
 
@@ -74,14 +80,15 @@ def serve_worker(
     device: str | None = None,
     logs: Path | None = None,
     command: tuple[str, ...] = (),
-) -> Status:
+    grace_s: float = GRACE_S,
+) -> Status | None:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
     With a count of 0 this host only serves a range of the center. `threads`, `bind`, `cores` (of each worker) and
     `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for
     it, each time, and joins again. `command` is the script that each worker runs, here, for a master without a solver.
-    `logs` is a folder that keeps the logs; without it they go with a run that ended
-    well.
+    `logs` is a folder that keeps the logs; without it they go with a run that ended well. After a signal the workers
+    have `grace_s` seconds to hand in what they have; a second one ends them at once. None: left by `speedo leave`.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
@@ -103,17 +110,16 @@ def serve_worker(
             token = _patient_token(token_file, timeout_s, watch.note)
             wait_for_master(address, timeout_s, watch.note, returning=stays > 0, since=since)
             stays += 1
-            ending = _stay(
-                replace(offer, logs=logs / f"stay-{stays}"), token, timeout_s, since, watch
-            )
+            here = replace(offer, logs=logs / f"stay-{stays}")
+            ending = _stay(here, token, timeout_s, since, grace_s, watch)
         except BaseException:
             if not kept and all(one.name == HOST_LOG for one in logs.rglob("*") if one.is_file()):
                 shutil.rmtree(logs, ignore_errors=True)  # no worker has left its words there
             raise
-        if isinstance(ending, Over):
+        if isinstance(ending, Over | Stopped):
             if not kept:
                 shutil.rmtree(logs, ignore_errors=True)
-            return ending.status
+            return ending.status if isinstance(ending, Over) else None
         if isinstance(ending, Failed):
             raise ending.error
         if isinstance(ending, Lost):
@@ -143,10 +149,11 @@ def _made(logs: Path) -> Path:
 
 
 def _stay(
-    offer: Offer, token: str, timeout_s: float, since: float, watch: Watch
-) -> Over | Failed | Lost | Crashed:
+    offer: Offer, token: str, timeout_s: float, since: float, grace_s: float, watch: Watch
+) -> Over | Stopped | Failed | Lost | Crashed:
     """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses."""
     lost: list[str] = []
+    told: list[float] = []  # by `speedo leave`: the seconds
     with ExitStack() as stack:
         deadline = since + timeout_s
         offer.logs.mkdir(parents=True)
@@ -157,7 +164,15 @@ def _stay(
         monitor = MasterMonitor(offer.address, lost.append)
         monitor.start()
         stack.callback(monitor.close)
-        ending = _follow(link, replace(offer, block=block), node, lost, stopped, timeout_s, watch)
+        stack.enter_context(under_control(offer, told, watch.note))
+
+        def wish() -> Leave | None:
+            if stopped:
+                return Leave(stopped[0], grace_s if len(stopped) == 1 else 0.0)
+            return Leave(TOLD, told[0]) if told else None
+
+        here = replace(offer, block=block)
+        ending = _follow(link, here, node, lost, wish, timeout_s, watch)
     if stopped:
         end_as(stopped[0])
     return ending
@@ -202,20 +217,24 @@ def _follow(
     offer: Offer,
     node: Node,
     lost: list[str],
-    stopped: list[str],
+    wish: Callable[[], Leave | None],
     timeout_s: float,
     watch: Watch,
-) -> Over | Failed | Lost | Crashed:
+) -> Over | Stopped | Failed | Lost | Crashed:
     """Show what the keeper of this host says until it reports how its stay ended, or whatever else ends it."""
     began = unkept = time.monotonic()
-    deadline = float("inf")
-    was_kept = said = False
+    deadline = math.inf
+    was_kept = said = trains = False
     while (now := time.monotonic()) < deadline:
-        if stopped:
+        if (leave := wish()) is not None:
             if not link.is_kept:
                 break
-            deadline = min(deadline, now + LEAVE_S)
-            link.stop(stopped[0])
+            if deadline == math.inf and leave.within_s and trains:
+                watch.note(
+                    f"{leave.why}: leaving; the workers have {leave.within_s:g} s to hand in what they have"
+                )
+            deadline = min(deadline, now + LEAVE_S + (leave.within_s if trains else 0.0))
+            link.leave(leave)
         try:
             told = link.heard(offer, LOOK_S)
         except EOFError:
@@ -228,6 +247,7 @@ def _follow(
             watch.note(told)
         elif isinstance(told, Status):
             watch.show(told)
+            trains = True
         elif isinstance(told, Over | Failed):
             return told
         elif isinstance(told, Stopped):
@@ -249,7 +269,7 @@ def _follow(
                 f"Ray answers at {offer.address}; waiting up to {timeout_s:.0f} s for the master itself, "
                 "which may still be starting"
             )
-    return Crashed(f"it was stopped by {stopped[0]}")
+    return Stopped()
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:

@@ -6,6 +6,7 @@ draws from. So no two workers can be relied on to have one order, of which each 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -65,20 +66,26 @@ def write_shares(
     return shares
 
 
-def rows_in(files: Sequence[str], datasets: Sequence[str], owner: str) -> list[tuple[str, int]]:
-    """Each file with the number of its rows. Raises `SolverError`, which begins with `owner`."""
+def rows_in(
+    files: Sequence[str], datasets: Sequence[str], owner: str
+) -> tuple[list[tuple[str, int]], int]:
+    """Each file with the number of its rows, and the bytes of a row in memory, where Caffe has float32.
+
+    Raises `SolverError`, which begins with `owner`.
+    """
     import h5py
 
-    found = []
+    found, row_bytes = [], 0
     for file in files:
         try:
             with h5py.File(file, "r", locking=False) as opened:
                 found.append((file, min(len(opened[name]) for name in datasets)))
+                row_bytes = sum(4 * math.prod(opened[name].shape[1:]) for name in datasets)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise SolverError(
                 f"{owner} reads {file}, whose rows cannot be counted ({error})"
             ) from error
-    return found
+    return found, row_bytes
 
 
 def write_rows(

@@ -12,7 +12,7 @@
 #SBATCH --time=@{time}
 @{partition_line}
 #SBATCH --output=%x-%j.log
-# Two minutes before the time is over the master is stopped: it tests and exports what was merged.
+# Two minutes before the time is over the master is stopped: it writes a checkpoint, tests and exports what was merged.
 #SBATCH --signal=B:TERM@120
 set -euo pipefail
 
@@ -33,7 +33,7 @@ export SPEEDO_TOKEN_FILE="$token"
 trap 'rm -f -- "$token"' EXIT
 
 srun --job-name=master --overlap --nodes=1 --ntasks=1 --nodelist="$first" @{srun_options}\
-  "${speedo[@]}" master --host "$address" --port "$port" --workers @{total} "${options[@]}" &
+  "${speedo[@]}" master --host "$address" --port "$port" --workers @{total} --grace 100 "${options[@]}" &
 master=$!
 srun --job-name=workers --overlap --nodes=@{nodes} --ntasks-per-node=1 @{srun_options}\
   "${speedo[@]}" worker --master "$address:$port" --workers @{workers} --threads @{threads} @{worker_options}&

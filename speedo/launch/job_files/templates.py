@@ -171,7 +171,7 @@ def systemd(
     _check_text("--speedo", speedo)
     _check_text("--data-root", data_root)
     if role == "master":
-        arguments = ["master", "--host", address, "--workers", str(training.total)]
+        arguments = ["master", "--host", address, "--workers", str(training.total), "--grace", "75"]
         arguments += training.options
         restart = "Restart=no"
     else:

@@ -161,6 +161,9 @@ class RunConfig(_Run):
     split_batch: Annotated[bool | None, Option(
         SPLIT, usual=f"{SPLIT_IN} and in hybrid with such a phase",
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
+    batch_division: Annotated[Literal["speed", "even"], Option(
+        "How sync splits its batch. speed: by the measured speeds of the workers, again when these change; even: in "
+        "equal shares, the same in each run.", source="a slow worker costs no more than its own part")] = "speed"
     compress: Annotated[str, Option(
         f"Format of what workers send: {in_words()}. The error of a payload is added to the worker's next payload.",
         checked_by(parse_compression),
@@ -292,6 +295,10 @@ class RunConfig(_Run):
     final_test: Annotated[bool, Option(
         "Test the weights at the end of the run.", source="the result says what the model is worth",
         group=ENDING)] = True
+    grace: Annotated[float, Option(
+        "Seconds that the end of the run may take after SIGTERM: the checkpoint comes first; the last test is left out "
+        "if it takes too long.", Seconds(), source="Kubernetes and Slurm kill 30 s after SIGTERM",
+        group=ENDING)] = 25.0
     timeout: Annotated[float, Option(
         "Seconds to wait for workers to join, and for answers.", Seconds(), source="chosen: a slow start takes less",
         group=WORKERS)] = 120.0
@@ -342,6 +349,11 @@ class RunConfig(_Run):
         if self.split_batch is not None:
             return self.split_batch
         return has_rounds(self.mode, *(phase.mode for phase in self.phases))
+
+    @property
+    def divides_by_speed(self) -> bool:
+        """Whether the workers' shares of the batch follow their measured speeds."""
+        return self.batch_division == "speed" and self.splits_batch and waits_for_all(self)
 
     @property
     def scale_of_lr(self) -> LrScale:

@@ -31,6 +31,7 @@ from speedo.messages import SaveState, StateSaved
 from speedo.run.between_hosts import between_hosts_of
 from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
+from speedo.run.scratch import LEAVES
 from speedo.run.script.gradients import GradientTurns, exchanges_gradients
 from speedo.run.script.kept_state import KeptState
 from speedo.run.script.publisher import Publisher
@@ -113,6 +114,7 @@ class ScriptTurns:
         except EOFError:  # the run has ended before it began
             self.over = True
             return
+        folder = Path(os.environ[VARIABLE]).parent  # of the host
         # A relay may swap two turns that are under way at once.
         ahead = overlaps(settings) and is_near(settings.near)
         self.worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
@@ -127,10 +129,11 @@ class ScriptTurns:
             outgoing=run_store(place.redis_url, settings) if ahead else None,
             servers=server_stores(servers, settings, both_ways=ahead),
             host=host_centers(settings, replace(place, servers=servers), layout),
+            leaves=(folder / LEAVES).exists,
         )
         if self.gradients is not None:
             reach = partial(between_hosts_of, settings, place, self.source.missing)
-            self.gradients.open(self.worker, Path(os.environ[VARIABLE]).parent, reach)
+            self.gradients.open(self.worker, folder, reach)
         if isinstance(self.worker, OverlappingDrivenWorker):
             self.source.read_ahead(self.worker.fetch_ahead)
             self._publisher = Publisher(self.source, self.share)

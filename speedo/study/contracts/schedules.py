@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from speedo.errors import TrainingStopped
 from speedo.master.driver import Limits
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta
 from speedo.study.contracts.watched_strategy import BrokenStrategyError, WatchedStrategy

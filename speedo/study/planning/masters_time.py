@@ -20,7 +20,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver
 from speedo.master.observers import Observers
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Command, Event, Joined, Kind, Merge, Refused, Train, Trained
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.asynchronous import Asynchronous
@@ -92,7 +92,7 @@ def time_of_results(
 
 
 class _Ready:
-    """Implements `speedo.master.driver.Cluster`: every worker has its result there at once. `seconds` are its own."""
+    """Implements `speedo.master.cluster.Cluster`: every worker has its result there at once. `seconds` are its own."""
 
     def __init__(self, exchange: Exchange, layout: Layout, workers: int, *, together: bool) -> None:
         self._exchange, self._together = exchange, together

@@ -12,7 +12,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.engines.solver import split_batch
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import has_rounds, make_strategy

@@ -36,7 +36,7 @@ from speedo.study.planning.shared_resources import (
 from speedo.study.planning.site import Site
 from speedo.study.planning.team_round import TeamRound, team_round
 from speedo.study.planning.timed_machines import Machines
-from speedo.study.planning.timed_team import WHOLE, Part, TimedTeam
+from speedo.study.planning.timed_team import WHOLE, Part, TimedTeam, nobody
 from speedo.study.simulation.simulated_team import train_together
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
@@ -392,20 +392,22 @@ class TimedCluster(SimulatedCluster):
                 self._computing += self.now - began
                 then()
 
-            chain(*(self._part_of_step(machine, seconds * share, told) for share, told in parts))(
-                done
-            )
+            found = [self._part_of_step(machine, seconds * share, told) for share, told in parts]
+            chain(*found)(done)
 
         return chain(pause(self, late), begin) if late else begin
 
     def _part_of_step(self, machine: int, seconds: float, told: Then) -> Job:
         """A part of a step; `told` is called at its end."""
+        computed = self._computed(machine, seconds)
+        if told is nobody:
+            return computed
 
         def tell(then: Then) -> None:
             told()
             then()
 
-        return chain(self._computed(machine, seconds), tell)
+        return chain(computed, tell)
 
     def _computed(self, machine: int, seconds: float) -> Job:
         """Steps that last so long when nothing else computes on this machine."""

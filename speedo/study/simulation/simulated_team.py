@@ -43,6 +43,8 @@ def train_together(
     member stops. `memories` are those of the last gathering, in which its members find what they have made.
     """
     present = [worker for worker in team.workers if worker in commands and worker in workers]
+    for worker in present:
+        workers[worker].follow(commands[worker])
     layout = workers[present[0]].engine.layout
     memories = {} if memories is None else memories
     if team.formed not in memories:
@@ -126,6 +128,7 @@ class _Turn:
         stops_after: Mapping[int, int],
     ) -> None:
         self._team, self._chance, self._stops = team, chance, stops_after
+        self._workers = team.workers
         self.running: dict[int, Generator[Wait, Reduction | None, Trained]] = {}
         self._begun: dict[int, _Reduction] = {}
         self.lost: dict[int, str] = {}  # by worker, why; empty: it died
@@ -178,7 +181,7 @@ class _Turn:
             return True
         if (number := self._waits_for.get(worker)) is not None:
             return worker in self._heard[number]
-        neighbours = (self._team.workers[rank] for rank in here_of(self._team, worker))
+        neighbours = (self._workers[rank] for rank in here_of(self._team, worker))
         return all(self._meetings[one] >= self._meetings[worker] for one in neighbours)
 
     def _offer(self, worker: int, vector: Array) -> None:

@@ -26,15 +26,17 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits, Outcome
 from speedo.master.local_servers import LocalServers
 from speedo.master.observers import Observer, Observers
+from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
+from speedo.master.speed_division import SpeedDivision
 from speedo.master.stopping import Stopping
-from speedo.master.turn_book import Plan
 from speedo.master.turn_records import TurnRecords
 from speedo.messages import (
     Command,
     Event,
     Joined,
+    Leaving,
     Left,
     Refused,
     SaveState,
@@ -49,18 +51,18 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.poison import poison
 from speedo.study.simulation.simulated_servers import SimulatedHosts, center_on_servers
+from speedo.study.simulation.simulated_shares import SimulatedShares
 from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.study.simulation.trace import Trace
 from speedo.study.simulation.world import World
 from speedo.worker.overlapping_turns import OverlappingWorker
 from speedo.worker.turn import Worker
 
-# Without a merge: rounds of a thousand workers with faults need some ten thousand.
-MOST_EVENTS: Final = 100_000
+MOST_EVENTS: Final = 100_000  # without a merge: a round of 1,000 workers needs some 10,000
 
 
 class SimulatedCluster:
-    """Implements `speedo.master.driver.Cluster` over a heap of things to come; chance comes from one seed."""
+    """Implements `speedo.master.cluster.Cluster` over a heap of things to come; chance comes from one seed."""
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class SimulatedCluster:
         self.version: Callable[[], int] = lambda: 0
         # Every answer of a worker or the tester passes through it to the driver; a script may keep or change it.
         self.deliver: Callable[[Event], Event | None] = lambda event: event
+        self.shares = SimulatedShares(world, engine, random.Random(seed))
         self._last_version, self._events = 0, 0  # events since the version last changed
 
     # ------------------------------------------------------------ what tests script
@@ -111,6 +114,13 @@ class SimulatedCluster:
     def die(self, worker: int, time: float, cause: str = "killed") -> None:
         """A worker dies at this time, which is noticed at once."""
         self.at(time, lambda: self._gone(worker, cause))
+
+    def notice(self, worker: int) -> Event | None:
+        """A worker is told now that it is to leave; it comes back as one that died."""
+        if worker not in self._workers:
+            return None
+        self._workers[worker].leaves = lambda: True
+        return Leaving(worker, self._workers[worker].incarnation, "told to leave")
 
     def forget(self, worker: int) -> int | None:
         """A worker is silently no longer there; returns its incarnation, if it was."""
@@ -199,15 +209,17 @@ class SimulatedCluster:
     def _join(self, worker: int) -> Event | None:
         if worker in self._workers:
             return None
-        engine = self.engine(worker)
+        engine = self.shares.engine_of(worker)
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         overlaps = worker in self.overlap
         kind = OverlappingWorker if overlaps else Worker
-        self._workers[worker] = kind(
+        self._workers[worker] = made = kind(
             self.run, worker, incarnation, engine, self.store, self.clock,
             compression=self.world.compression, servers=self.servers, threads=False,
             host=self.hosts.centers(worker, max(1, len(self.servers)), self.clock),
         )  # fmt: skip
+        if self.shares.usual:
+            made.rebuild = partial(self.shares.rebuilt, worker)
         depth = 2 if overlaps else 1
         return Joined(worker, incarnation, engine.samples_per_step, depth, self.places(worker))
 
@@ -226,7 +238,7 @@ class SimulatedCluster:
         if worker is None or worker.incarnation != command.incarnation:
             return
         world, faults, chance = self.world, self.world.faults, self.random.random
-        lasts = world.step_s * command.steps * world.slowness(command.worker)
+        lasts = self.shares.seconds(command.worker, command.steps)
         lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
         who = command.worker, command.incarnation
         done = max(self.now, self._busy.get(who, 0.0)) + lasts + 2 * world.latency_s
@@ -256,8 +268,7 @@ class SimulatedCluster:
             return
         del self._teams[first]
         world, faults, chance = self.world, self.world.faults, self.random.random
-        slowest = max(world.slowness(worker) for worker in commands)
-        lasts = world.step_s * command.all_steps * slowest
+        lasts = max(self.shares.seconds(worker, command.all_steps) for worker in commands)
         lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
         meetings = (5 if team.spread else 2) * team.rounds + 1
         fate = {
@@ -303,7 +314,8 @@ class SimulatedCluster:
                 self.at(self.now + self.world.faults.notice_s, notice)
         for worker, answer in answers.items():
             if isinstance(answer, Trained):
-                answer = replace(answer, timings={"compute": lasts})
+                timings = self.shares.timings(worker, commands[worker].all_steps, lasts)
+                answer = replace(answer, timings=timings)
             if worker not in lost:
                 self.at(self.now, partial(self._answer, workers[worker], answer))
             if worker in again:
@@ -325,6 +337,8 @@ class SimulatedCluster:
         if not self._present(worker):
             return None
         result = self.outcome(worker, command)
+        if self.shares.usual and isinstance(result, Trained):
+            result = replace(result, timings=self.shares.timings(worker.worker, command.steps))
         if poisoned and isinstance(result, Trained):
             self.poison(worker.worker, command.ticket)
         if again:
@@ -405,6 +419,7 @@ def simulate(
     checkpoints: Callable[[RunCenter, SimulatedCluster], Checkpoints] | None = None,
     kind: type[QuadraticEngine] = QuadraticEngine,
     records: TurnRecords | None = None,
+    division: SpeedDivision | None = None,
 ) -> Simulation:
     """Run `plan` on simulated workers, `plan.workers` of them unless `joins` says otherwise.
 
@@ -414,15 +429,16 @@ def simulate(
     lost. `seconds_before` is as in a driver. With a `solver`, made for the simulated layout, servers apply its update.
     With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
     `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some; `kind` is
-    the engine. `records` gives the turns theirs.
+    the engine. `records` gives the turns theirs. `division` divides the plan's batch, of which each worker at first has
+    `samples_per_step`.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
     store = MemoryStore(clock=lambda: cluster.now)
     samples = samples_per_step or plan.batch
 
-    def engine(rank: int) -> QuadraticEngine:
-        return kind(size, seed=seed, rank=rank, batch=samples, lr=lr, momentum=momentum, noise=0.01)
+    def engine(rank: int, batch: int = samples) -> QuadraticEngine:
+        return kind(size, seed=seed, rank=rank, batch=batch, lr=lr, momentum=momentum, noise=0.01)
 
     first = engine(0)
     ranges = ranges_of(first.layout, servers) if servers else ()
@@ -431,11 +447,13 @@ def simulate(
     memories = SimulatedHosts(hosts)
     cluster = SimulatedCluster(world, store, run, engine, seed, overlap, stores, memories)
     cluster.places = places or cluster.places
+    if division is not None:
+        cluster.shares.follow(engine, samples)
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
     if script is not None:
         script(cluster)
-    coordinator = Coordinator(strategy, plan, stopping=stopping or Stopping())
+    coordinator = Coordinator(strategy, plan, stopping=stopping or Stopping(), division=division)
     cluster.version = lambda: coordinator.version
     vector = first.layout.zeros()
     first.read_weights(vector)
@@ -455,5 +473,6 @@ def simulate(
         coordinator, center, cluster, observed, cluster.clock, limits or Limits(),
         has_tester=True, seconds_before=seconds_before, **more,
         checkpoints=None if checkpoints is None else checkpoints(center, cluster),
+        divide=cluster.shares.divide,
     )  # fmt: skip
     return Simulation(driver.run(), coordinator, center, cluster, trace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from speedo.messages import (
     Action,
     Checkpointed,
+    Divided,
     Drop,
     Elapsed,
     Evaluate,
@@ -82,6 +83,8 @@ class Trace:
                 text = f"{action.decision} {action.worker}#{action.ticket}: {action.reason}"
             case SetAside():
                 text = f"set worker {action.worker}.{action.incarnation} aside: {action.reason}"
+            case Divided():
+                text = action.reason
             case TeamGivenUp():
                 text = f"give up the team of workers {action.workers}: {action.reason}"
             case Finish():

@@ -20,6 +20,7 @@ from speedo.run_dir.directory import CONFIG, RESULT
 from speedo.run_dir.events import (
     MASTER_PARTS,
     WORKER_PARTS,
+    BatchDivided,
     ModelTested,
     ResultDropped,
     ResultMerged,
@@ -92,6 +93,7 @@ class RunHistory:
     merged: int = 0
     refused: list[Refused] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
+    divisions: list[BatchDivided] = field(default_factory=list)
     turns: dict[str, float] = field(default_factory=dict)
     resumes: list[float] = field(default_factory=list)
     master_restarts: list[str] = field(default_factory=list)  # why the command did that, each time
@@ -215,6 +217,8 @@ class _Reader:
                     self._at[0] = (0.0, moment)
             case WorkerLeft():
                 self._leave(event.worker, moment, event.cause or "not known")
+            case BatchDivided():
+                self._run.divisions.append(event)
             case RunResumed():
                 self._undo(float(event.samples), moment)
                 self._run.master_restarts += [event.cause] if event.cause else []

@@ -222,4 +222,9 @@ def _lives(figures: Figures) -> Section:
     text = "When each worker was there. A cross is where it left; its cause is shown under the pointer."
     if len(shown) < len(runs):
         text += f" The {len(runs) - len(shown)} runs that are not shown kept all their workers to the end."
+    text += "".join(
+        f" In {one.label} at {charts.number(divided.seconds)} s {divided.reason}."
+        for one, run in shown
+        for divided in run.divisions
+    )
     return Section("workers", "Workers' lives", text, made)

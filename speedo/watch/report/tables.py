@@ -59,6 +59,7 @@ def _run(run: RunHistory) -> dict[str, Any]:
         "refused": [asdict(one) for one in run.refused],
         "tests": [asdict(one) for one in run.tests],
         "lives": [asdict(one) for one in run.lives],
+        "divisions": [asdict(one) for one in run.divisions],
     }
 
 

@@ -107,7 +107,7 @@ def test_a_container_gets_the_options_as_they_were_given(options: list[str]) -> 
     job = documents(kubernetes(Training(options=tuple(options))))[3]
     args = job["spec"]["template"]["spec"]["containers"][0]["args"]
     # Kubernetes makes $ of $$, and replaces $(NAME) only where no $ stands before it.
-    assert [one.replace("$$", "$") for one in args[3:]] == options
+    assert [one.replace("$$", "$") for one in args[5:]] == options
 
 
 # ------------------------------------------------------------ KubeRay
@@ -199,7 +199,7 @@ def test_the_script_ends_with_the_status_of_the_master_and_without_the_token(
     assert done.returncode == 3
     calls = sorted((tmp_path / "calls").read_text().splitlines())
     assert calls == [
-        "master --host 10.0.0.7 --port 20700 --workers 2 --mode easgd",
+        "master --host 10.0.0.7 --port 20700 --workers 2 --grace 100 --mode easgd",
         "worker --master 10.0.0.7:20700 --workers 2 --threads 3",
     ]
     modes = (tmp_path / "modes").read_text().split()
@@ -294,7 +294,7 @@ def test_a_unit_has_the_data_root_as_it_was_given() -> None:
 def test_a_letter_beyond_16_bits_stays_one() -> None:
     options = ("a\U0001f600", "é")
     job = documents(kubernetes(Training(options=options)))[3]
-    assert job["spec"]["template"]["spec"]["containers"][0]["args"][3:] == [*options]
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"][5:] == [*options]
 
 
 def test_no_value_adds_a_line_or_a_key_to_a_file() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AddDelta, Elastic

@@ -87,6 +87,34 @@ def test_lenet_sends_its_large_product_as_factors() -> None:
     assert divided.factors == 249_600
 
 
+def test_alexnet_sends_what_was_measured() -> None:
+    """Four hosts with 64 records each: 35 MB a round, 367 without factors, with headers (`bench.team_hosts`)."""
+    sizes = ((4096, 9216), (4096, 4096), (1000, 4096))
+    convolutions = 60_965_224 - sum(left * (right + 1) for left, right in sizes)
+    products, ready, at = [], [Ready(start=0, stop=convolutions, at=1.0)], convolutions
+    for number, (left, right) in enumerate(sizes):
+        name, end = f"fc{6 + number}/0", at + left * right
+        products.append(
+            InnerProduct(name=name, start=at, left=left, right=right, rows=64, sum_s=0, row_s=0)
+        )
+        ready += [
+            Ready(start=at, stop=end, at=0.5),
+            Ready(start=end, stop=end + left, at=0.5),
+        ]
+        at = end + left
+    costs = calibration(
+        batch_size=64,
+        nbytes=4 * at,
+        steps=(StepTime(samples=64, seconds=1.0),),
+        over_hosts=over_hosts(products=tuple(products), ready=tuple(ready)),
+    )
+    moved = team_round(costs, FAR, [1] * 4, [64])
+    assert len(moved.sums) == 3
+    assert (moved.ring + moved.factors) / 1e6 == pytest.approx(35, rel=0.03)
+    off = team_round(costs, replace(FAR, factors="off"), [1] * 4, [64])
+    assert off.ring / 1e6 == pytest.approx(367, rel=0.03)
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_the_exchange_sends_these_bytes(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sum and one gathering between real leaders, without headers and the words of the calls."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut

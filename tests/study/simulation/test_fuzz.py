@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.schedules import MODES, check, make_schedule, run, saturated
+from tests.support.schedules import MODES, check, make_schedule, run, saturated, with_notices
 
 FAST, SHARE = 60, 60  # runs of each mode: in `make check`, in one test of those after them
 ALL = int(os.environ.get("SPEEDO_SIMULATIONS", "180"))
@@ -38,6 +38,16 @@ def test_promises_hold_in_60_random_runs_of_each_mode(mode: str) -> None:
     assert (counts["discarded"] > 0) == (mode in ("sync", "weed-out", "hybrid"))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_who_is_told_to_leave_hands_in_what_it_has(mode: str) -> None:
+    """Nothing of it is lost or counted twice, and it gets no turn any more."""
+    counts: Counter[str] = Counter()
+    for seed in range(FAST):
+        counts.update(check(mode, seed, with_notices).counts)
+    assert counts["let go"] > 40
+    assert counts["merged"] > 15 * FAST
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(FAST, ALL, SHARE))
 @pytest.mark.parametrize("mode", MODES)
@@ -55,4 +65,4 @@ def test_promises_hold_where_the_master_cannot_keep_up_with_its_messages(mode: s
 @given(st.sampled_from(MODES), st.randoms(use_true_random=False))
 def test_promises_hold_where_hypothesis_looks(mode: str, chance: random.Random) -> None:
     """The same runs, drawn by Hypothesis: what fails here is shrunk to a small schedule."""
-    run(make_schedule(mode, chance))
+    run(chance.choice((with_notices, lambda one: one))(make_schedule(mode, chance)))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from speedo.master.driver import Limits
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Event, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

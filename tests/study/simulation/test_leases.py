@@ -18,7 +18,7 @@ from speedo.master.driver import Limits
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.observers import Observer, Observers
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

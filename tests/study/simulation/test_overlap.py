@@ -9,7 +9,7 @@ import pytest
 
 from speedo.exchange.codecs import Compression
 from speedo.master.coordinator import Coordinator
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.master.turn_deadlines import (
     FEWEST_TURNS,
     HEARTBEAT_S,

@@ -12,7 +12,7 @@ from speedo.errors import TrainingStopped
 from speedo.master.driver import Limits
 from speedo.master.lease_book import LeaseBook
 from speedo.master.observers import Observer, Observers
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.master.turn_records import TurnRecords
 from speedo.messages import Action, Event, Joined, Left
 from speedo.run.config.run_config import make_config

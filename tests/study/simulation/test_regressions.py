@@ -8,8 +8,8 @@ import pytest
 
 from speedo.master.coordinator import STRIKES, Coordinator
 from speedo.master.driver import Limits
+from speedo.master.plan import Plan
 from speedo.master.reasons import too_few_left
-from speedo.master.turn_book import Plan
 from speedo.messages import (
     Action,
     Event,

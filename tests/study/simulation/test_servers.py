@@ -20,10 +20,10 @@ from speedo.exchange.codecs import Compression
 from speedo.exchange.transfer import put_range_history
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.local_servers import LocalServers
+from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Answer, Combine, Request, ServerLost, Servers, TakeIn
-from speedo.master.turn_book import Plan
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

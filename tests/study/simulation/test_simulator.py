@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from speedo.errors import TrainingStopped
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Decision, Result
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

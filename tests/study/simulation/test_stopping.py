@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from speedo import messages
+from speedo.master.plan import Plan
 from speedo.master.stopping import Stopping, StopRules
-from speedo.master.turn_book import Plan
 from speedo.messages import Evaluate, Event, Finish, KeepBest, Merge, Train
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.coordinator import Coordinator
-from speedo.master.turn_book import Plan, Receive, rounds_of
+from speedo.master.plan import Plan, rounds_of
+from speedo.master.turn_book import Receive
 from speedo.messages import (
     Drop,
     Evaluate,
     Joined,
+    Left,
     Merge,
     Refused,
     Snapshot,
@@ -201,6 +204,27 @@ def test_who_dies_in_a_stretch_costs_that_stretch_and_no_more() -> None:
     assert seen.all(Train)[-1].team.workers == (0, 1, 3)
 
 
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_who_is_told_to_leave_ends_the_stretch_of_all_after_the_same_round(hosts: int) -> None:
+    """They agree every 2 s, here some 20 rounds; the result is merged, and the others continue without it."""
+
+    def told(cluster: SimulatedCluster) -> None:
+        cluster.at(0.5, lambda: cluster.notice(2))
+
+    found, seen = run(4, hosts, over_hosts=True, step_s=0.1, stretch_s=30.0, script=told)
+    assert found.outcome.complete
+    assert not seen.all(Drop)
+    first, second = seen.all(Merge)[:2]
+    assert [part.samples for part in first.parts] == [4] * 4  # to learn the time of a round
+    rounds = second.parts[0].steps
+    assert [(part.samples, part.steps) for part in second.parts] == [(4 * rounds, rounds)] * 4
+    assert 15 < rounds < 25
+    left = [one for one in seen.events if isinstance(one, Left)]
+    assert [(one.worker, one.cause) for one in left] == [(2, "told to leave")]
+    after = [one for one in seen.all(Train) if one.version >= second.version]
+    assert {one.team.workers for one in after} == {(0, 1, 3)}
+
+
 class SameAgain(QuadraticEngine):
     """An iteration that is trained once more reads the same records."""
 
@@ -230,7 +254,13 @@ def test_runs_with_faults_end_with_all_their_work_and_every_result_on_record(
     hosts: int, over_hosts: bool, seed: int
 ) -> None:
     faults = Faults(die=0.04, poison=0.03, lose=0.02, repeat=0.05, return_s=2.0)
-    found, seen = run(5, hosts, seed=seed, faults=faults, test_interval=20, over_hosts=over_hosts)
+
+    def told(cluster: SimulatedCluster) -> None:
+        for worker in range(seed):
+            cluster.at(0.3 * worker, partial(cluster.notice, worker % 5))
+
+    options: dict[str, Any] = {"test_interval": 20, "over_hosts": over_hosts, "script": told}
+    found, seen = run(5, hosts, seed=seed, faults=faults, **options)
     outcome = found.outcome
     assert outcome.complete, outcome.reason
     assert np.isfinite(found.center.vector).all()

@@ -13,7 +13,7 @@ from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Event, Joined, Kind, Merge, Train, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
@@ -90,7 +90,7 @@ def test_what_is_tested_in_between_is_published() -> None:
 
 
 class Scripted:
-    """Implements `speedo.master.driver.Cluster`: hands out these results, one by one or all at once."""
+    """Implements `speedo.master.cluster.Cluster`: hands out these results, one by one or all at once."""
 
     def __init__(self, store: MemoryStore, deltas: Sequence[Vector], *, together: bool) -> None:
         self.exchange = Exchange("run", LAYOUT, [Stores(store)])

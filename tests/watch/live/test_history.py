@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from speedo.errors import ClusterError
-from speedo.master.turn_book import Plan
+from speedo.master.plan import Plan
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS, write_result
 from speedo.run_dir.metrics_log import MetricsLog

@@ -1,0 +1,94 @@
+"""What hosts with servers of the center ask of the master actor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from speedo.actors.range_copies import Bring
+from speedo.actors.ray_cluster import RayCluster
+from speedo.actors.ray_servers import RayServers
+from speedo.actors.server_actor import ServerOrder
+from speedo.master.served_center import ServedCenter
+from speedo.master.slots import Assignment, ServerAddress
+from speedo.run.script_job import ScriptJob
+from speedo.run.settings import RunSettings
+from speedo.run.training import Training
+from speedo.watch.status import StatusBoard
+
+KEEP_S: Final = 4.0  # a host that leaves waits so long for the center to be fetched
+
+
+class ServedMaster:
+    """A master whose center servers may have; `_servers` is None without them."""
+
+    _settings: RunSettings
+    _cluster: RayCluster
+    _board: StatusBoard
+    _servers: RayServers | None
+    _training: Training | None
+
+    def _worst(self, connection: str, problem: str | None) -> str:
+        """The worst problem of all the master's connections, after this news of one of them."""
+        raise NotImplementedError
+
+    def _divide_center(self, training: Training) -> None:
+        """Have servers keep its center, where there are any."""
+        if self._servers is not None:
+            assert isinstance(training.center, ServedCenter)
+            self._cluster.expect = training.center.expect
+            self._cluster.together = self._servers.together
+            self._servers.use(training.layout, training.center.solver)
+
+    def servers_there(self) -> bool:
+        """Whether workers can be given places: every server is there, or comes once a script has brought its model."""
+        script = isinstance(self._settings.spec, ScriptJob)
+        return self._servers is None or script or self._servers.all_there()
+
+    def servers_for(self, place: Assignment) -> tuple[ServerAddress, ...] | None:
+        """Where a script exchanges its ranges, as a user of its own; None while a server is missing."""
+        if self._servers is None:
+            return ()
+        if not self._servers.all_there():
+            return None
+        return self._servers.admit_worker(place).servers
+
+    def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
+        """The servers that a host is to run; None while that is not decided."""
+        return None if self._servers is None else self._servers.orders(host)
+
+    def tell_copies(self, host: str, newest: Mapping[int, int]) -> tuple[Bring | None, bool]:
+        """Takes which versions of ranges a host has; returns what it is to bring, and whether it asks again soon."""
+        return (None, False) if self._servers is None else self._servers.copies.tell(host, newest)
+
+    def range_brought(self, number: int, problem: str) -> None:
+        """A host has copied a range back to a new server, or could not."""
+        if self._servers is not None:
+            self._servers.copies.brought(number, problem)
+
+    def server_joined(
+        self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
+    ) -> None:
+        """Take a server in."""
+        if self._servers is not None:
+            self._servers.join(host, index, incarnation, address, handle)
+
+    def server_leaves(self, host: str) -> None:
+        """This host is about to end its servers: the center is kept whole, as it is now."""
+        if self._servers is not None and self._servers.has(host) and not self._board.over:
+            assert self._training is not None
+            assert isinstance(self._training.center, ServedCenter)
+            self._training.center.keep_whole(KEEP_S)
+
+    def trouble_of_server(self, index: int, problem: str) -> None:
+        """Why a server waits for its store; empty once it does not."""
+        if self._servers is not None:
+            self._servers.trouble_of(index, problem)
+            text = f"server {index}: {problem}" if problem else None
+            self._board.trouble_with_store(self._worst(f"server {index}", text))
+
+    def _server_moved(self, why: str) -> None:
+        """Restart the processes that have the former address of a server: workers, and the tester."""
+        for worker, incarnation in self._cluster.live():
+            self._cluster.lost(worker, incarnation, why)
+        self._cluster.tests.end()

@@ -1,0 +1,71 @@
+"""The work of a run, and how much of it a team does before it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MOST_ROUNDS: Final = 1000  # of a stretch
+REPORT_PART: Final = (
+    0.02  # of a stretch, at most, that its report takes; `Plan.most_stretch_s` permitting
+)
+MOST_STRETCH_S: Final = 30.0  # so much may be lost, for reports that take long
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of a run, in the solver's own terms: iterations of `batch` samples."""
+
+    batch: int
+    max_iter: int
+    workers: int
+    min_workers: int = 1
+    test_interval: int = 0
+    test_initialization: bool = False
+    snapshot: int = 0
+    teams: bool = False  # whether workers that can meet sum among themselves
+    over_hosts: bool = False  # whether a team has the workers of all hosts, else those of one
+    # Seconds that a team may train between two reports; if reports take long, up to the second number.
+    stretch_s: float = 0.0
+    most_stretch_s: float = MOST_STRETCH_S
+    own_counts: bool = False  # whether workers may train less than a turn: their scripts end, or have no records left
+    once: bool = False  # whether no turn may be longer than the work that is left
+
+    @property
+    def samples(self) -> int:
+        return self.batch * self.max_iter
+
+
+def crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of the interval is in (before, after]."""
+    return interval > 0 and after // interval > before // interval
+
+
+def rounds_of(
+    plan: Plan,
+    iteration: int,
+    left: int,
+    samples: int,
+    round_s: float,
+    report_s: float = 0.0,
+    change: int | None = None,
+) -> int:
+    """How many rounds of this many `samples` a team that trains alone does before it reports; at least 1.
+
+    At most what fits into the plan's seconds, or into those of which its report is a small part, into the samples that
+    are `left`, before the next test or snapshot, and before the iteration at which turns `change` their length.
+    1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
+    """
+    per_round, rest = divmod(samples, plan.batch)
+    if rest or per_round == 0 or round_s <= 0.0:
+        return 1
+    seconds = plan.stretch_s
+    if seconds:
+        seconds = max(seconds, min(plan.most_stretch_s, report_s / REPORT_PART))
+    rounds = min(MOST_ROUNDS, int(seconds / round_s), left // samples)
+    for interval in (plan.test_interval, plan.snapshot):
+        if interval:
+            rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
+    if change is not None:
+        rounds = min(rounds, -(-(change - iteration) // per_round))
+    return max(1, rounds)

@@ -1,0 +1,174 @@
+"""Divides the batch of synchronous training by the speeds at which the workers compute. Pure: no clock.
+
+A round takes as long as its slowest worker, so the best division lets all compute for the same time. Speeds are
+measured in looks of some seconds. A division is changed once `LOOKS` in a row say that another one shortens the
+round by `GAIN`, or by `MORE_GAIN` where shares are unequal already: what a test or a checkpoint costs for a moment
+changes nothing, nor does the noise of equal machines. Each change doubles the length of a look, up to
+`LONGEST_LOOK_S`, so changes are few whatever the speeds do. A division after which rounds take longer than before is
+taken back: a net may send more between hosts if batches are unequal, and processes on the same cores share their speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from speedo.messages import record
+
+LOOK_S: Final = 3.0
+LONGEST_LOOK_S: Final = 60.0
+LOOKS: Final = 3  # two of them may share what happens between them
+FEWEST_STEPS: Final = 3  # of a look
+GAIN: Final = 0.1  # of a round's time
+# Likewise: a step also takes what does not depend on the share, so the first try is not the best.
+MORE_GAIN: Final = 0.05
+LOSS: Final = 0.05  # likewise, after which a division is taken back
+OTHER: Final = 1.5  # a speed that changed by this factor is another one
+HOLDS: Final = (
+    1.5  # times the round of an ideal division: so long even one record takes a slow worker
+)
+
+
+@record
+class NewDivision:
+    """The records of each worker from now on, and the reason as a sentence."""
+
+    records: Mapping[int, int]
+    reason: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a worker did in a look: solver steps, seconds of computing, and these with those of waiting for others."""
+
+    steps: int = 0
+    computed_s: float = 0.0
+    whole_s: float = 0.0
+
+
+@dataclass
+class SpeedDivision:
+    """Decides when the `records` of the solver's batch are divided anew.
+
+    A record is `unit` samples of a step; a look at first lasts `look_s`.
+    """
+
+    records: int
+    unit: int = 1
+    look_s: float = LOOK_S
+    _present: dict[int, tuple[int, int]] = field(default_factory=dict)  # incarnation, records
+    _seen: dict[int, _Seen] = field(default_factory=dict)  # since the look began
+    _warm: set[int] = field(default_factory=set)  # who has given a result since the last change
+    _agreed: int = 0  # looks in a row that ask for a change
+    _former: tuple[Mapping[int, int], float] | None = None  # and the seconds of its rounds
+    _useless: Mapping[int, float] = field(default_factory=dict)  # speeds by which it was no gain
+
+    def measured(self, worker: int, steps: int, timings: Mapping[str, float]) -> None:
+        """A turn of so many steps took this long; the first one of a division also built and connected something."""
+        computed = timings.get("compute", 0.0)
+        if worker not in self._warm or steps < 1 or not computed > 0.0:
+            self._warm.add(worker)
+            return
+        seen = self._seen.setdefault(worker, _Seen())
+        seen.steps += steps
+        seen.computed_s += computed
+        seen.whole_s += computed + timings.get("team", 0.0)
+
+    def due(self, members: Mapping[int, tuple[int, int]]) -> NewDivision | None:
+        """The division to change to now; `members` are the incarnation and the samples of a step of each worker."""
+        present = {one: (which, size // self.unit) for one, (which, size) in members.items()}
+        if present != self._present:
+            self._begin(present)
+        sizes = {worker: size for worker, (_, size) in present.items()}
+        if len(sizes) < 2 or sum(sizes.values()) != self.records or not self._look_is_over(sizes):
+            return None
+        seen, self._seen = self._seen, {}
+        speeds = {one: sizes[one] * seen[one].steps / seen[one].computed_s for one in sizes}
+        round_s = max(seen[one].whole_s / seen[one].steps for one in sizes)
+        former, self._former = self._former, None
+        if former is not None and round_s > (1.0 + LOSS) * former[1]:
+            self._useless = _relative(speeds)
+            return self._change(former[0], _no_gain(former[0]))
+        best = divided(self.records, speeds)
+        gain = GAIN if max(sizes.values()) <= min(sizes.values()) + 1 else MORE_GAIN
+        shorter = _slowest(best, speeds) <= (1.0 - gain) * _slowest(sizes, speeds)
+        if not shorter or _alike(self._useless, _relative(speeds)):
+            self._agreed = 0
+            return None
+        self._agreed += 1
+        if self._agreed < LOOKS:
+            return None
+        self._former = (sizes, round_s)
+        return self._change(best, _by_speed(best, speeds))
+
+    def _begin(self, present: dict[int, tuple[int, int]]) -> None:
+        """The workers are others, or have other shares: what was measured says nothing of them."""
+        self._present, self._former, self._agreed = present, None, 0
+        self._seen, self._warm = {}, set()
+
+    def _look_is_over(self, sizes: Mapping[int, int]) -> bool:
+        seen = [self._seen.get(worker, _Seen()) for worker in sizes]
+        long = max(one.whole_s for one in seen) >= self.look_s
+        return long and all(one.steps >= FEWEST_STEPS for one in seen)
+
+    def _change(self, records: Mapping[int, int], reason: str) -> NewDivision:
+        former = self._former
+        self._begin({one: (which, records[one]) for one, (which, _) in self._present.items()})
+        self._former = former
+        self.look_s = min(2.0 * self.look_s, LONGEST_LOOK_S)
+        return NewDivision(records, reason)
+
+
+def divided(records: int, speeds: Mapping[int, float]) -> dict[int, int]:
+    """At least one record for each worker, so that the slowest is done as early as possible; speeds in records/s."""
+    total = sum(speeds.values())
+    shares = {one: max(1, int(records * speed / total)) for one, speed in sorted(speeds.items())}
+    while sum(shares.values()) > records:
+        most = max((one for one in shares if shares[one] > 1), key=lambda one: shares[one] / speeds[one])  # fmt: skip
+        shares[most] -= 1
+    while sum(shares.values()) < records:
+        shares[min(shares, key=lambda one: (shares[one] + 1) / speeds[one])] += 1
+    return shares
+
+
+def _slowest(sizes: Mapping[int, int], speeds: Mapping[int, float]) -> float:
+    """Seconds of the longest step."""
+    return max(size / speeds[worker] for worker, size in sizes.items())
+
+
+def _relative(speeds: Mapping[int, float]) -> dict[int, float]:
+    """The same as parts of the largest."""
+    most = max(speeds.values())
+    return {worker: speed / most for worker, speed in speeds.items()}
+
+
+def _alike(these: Mapping[int, float], those: Mapping[int, float]) -> bool:
+    if these.keys() != those.keys():
+        return False
+    return all(1 / OTHER < these[one] / those[one] < OTHER for one in these)
+
+
+def _listed(records: Mapping[int, int]) -> str:
+    sizes = [str(size) for _, size in sorted(records.items())]
+    return "+".join(sizes[:8] + ["..."] * (len(sizes) > 8))
+
+
+def _by_speed(records: Mapping[int, int], speeds: Mapping[int, float]) -> str:
+    relative = _relative(speeds)
+    slowest = min(relative, key=lambda one: (relative[one], one))
+    text = (
+        f"the batch is divided anew by the workers' speeds: {_listed(records)} records; worker {slowest} computes at "
+        f"{relative[slowest]:.2g} of the fastest one's speed"
+    )
+    longest, ideal = _slowest(records, speeds), sum(records.values()) / sum(speeds.values())
+    if records[slowest] == 1 and longest > HOLDS * ideal:
+        text += (
+            f"; even its single record takes {longest:.2g} s, and the others need {ideal:.2g} s: the run is faster "
+            "without it"
+        )
+    return text
+
+
+def _no_gain(records: Mapping[int, int]) -> str:
+    return f"the batch is divided as before, {_listed(records)} records: the division by speed made rounds longer"

@@ -1,0 +1,137 @@
+"""Hosts and masters that are told to end: what was computed is merged, and they are gone in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedo.master.turn_book import MOST_ROUNDS
+from speedo.run_dir.checkpoint_file import checkpoints_in
+from tests.support.commands import Commands, free_port, how_loaded, wait_until
+
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+WAIT_S = 240
+GRACE_S = 30.0
+STEPS = 20_000  # of a turn: many minutes
+
+
+def master(port: int, *options: str) -> tuple[str, ...]:
+    return (
+        *("master", "--port", str(port), "--max-iter", "10000000", "--test-interval", "0"),
+        *("--checkpoint-interval", "0", "--timeout", "300", "--run-dir", "run", *options),
+    )
+
+
+def worker(port: int) -> tuple[str, ...]:
+    return ("worker", "--master", f"127.0.0.1:{port}", "--timeout", "300", "--grace", str(GRACE_S))
+
+
+def lines(folder: Path, event: str) -> list[dict[str, Any]]:
+    log = folder / "run" / "metrics.jsonl"
+    found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [line for line in found if line["event"] == event]
+
+
+def ends_in_time(process: subprocess.Popen[str], began: float) -> str:
+    """What it says on standard error."""
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert time.monotonic() - began < GRACE_S * how_loaded(), errors
+    assert "Traceback" not in errors
+    return errors
+
+
+def test_a_host_that_is_told_hands_in_its_turn_and_one_that_hangs_goes_at_the_second_signal(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    port = free_port()
+    options = ("--mode", "async", "--workers", "2", "--local-steps", str(STEPS))
+    chief = speedo.start(*master(port, *options))
+    hosts = []
+    for number in (1, 2):
+        hosts.append(speedo.start(*worker(port)))
+        wait_until(lambda number=number: len(lines(tmp_path, "joined")) == number, WAIT_S)
+    began = time.monotonic()
+    hosts[0].send_signal(signal.SIGTERM)
+    errors = ends_in_time(hosts[0], began)
+    assert hosts[0].returncode == 143, errors
+    assert "hand in" in errors
+    (left,) = lines(tmp_path, "left")
+    assert (left["worker"], left["cause"]) == (0, "its host leaves: SIGTERM")
+    (result,) = lines(tmp_path, "result")
+    assert (result["worker"], result["decision"]) == (0, "merged")
+    assert 0 < result["steps"] < STEPS
+    assert result["samples"] == 64 * result["steps"]
+
+    began = time.monotonic()
+    os.kill(lines(tmp_path, "joined")[1]["process"], signal.SIGSTOP)
+    hosts[1].send_signal(signal.SIGTERM)
+    wait_until(lambda: (tmp_path / "run" / "train.log").read_text().count("leaves: SIGTERM") == 2)
+    wait_until(lambda: time.monotonic() > began + 1.0)  # one that comes at once is the same wish
+    hosts[1].send_signal(signal.SIGTERM)
+    errors = ends_in_time(hosts[1], began)
+    assert hosts[1].returncode == 143, errors
+    assert [line["worker"] for line in lines(tmp_path, "left")] == [0, 1]
+    assert len(lines(tmp_path, "result")) == 1
+    chief.send_signal(signal.SIGTERM)
+    ends_in_time(chief, time.monotonic())
+    assert chief.returncode == 143
+
+
+def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_leaves_its_run(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """By `speedo leave`, on its own machine and on the master's; the stretch would take longer than its time."""
+    port = free_port()
+    chief = speedo.start(*master(port, "--mode", "sync", "--workers", "2", "--stretch", "600"))
+    machines = [{"SPEEDO_RUNTIME_DIR": str(tmp_path / name)} for name in ("one", "two")]
+    hosts = [speedo.start(*worker(port), environment=machine) for machine in machines]
+    wait_until(lambda: lines(tmp_path, "result"), WAIT_S)  # of the first round
+    before = {line["version"] for line in lines(tmp_path, "result")}
+    names = {line["worker"]: line["host"] for line in lines(tmp_path, "joined")}
+    began = time.monotonic()
+    told = speedo.start("leave", "--in", "30s", environment=machines[0])
+    assert told.communicate(timeout=WAIT_S)[0].startswith("process ")
+    errors = ends_in_time(hosts[0], began)
+    assert hosts[0].returncode == 0, errors
+    (left,) = lines(tmp_path, "left")
+    first, second = left["worker"], 1 - left["worker"]
+    wait_until(lambda: lines(tmp_path, "result")[-1]["version"] > max(before) + 1, WAIT_S)
+    stranger = speedo.start("leave", "nowhere")
+    _, errors = stranger.communicate(timeout=WAIT_S)
+    assert stranger.returncode == 1
+    assert "nowhere is no host of this run" in errors
+    assert names[second] in errors
+    began = time.monotonic()
+    told = speedo.start("leave", names[second], "--in", "30s")
+    said = told.communicate(timeout=WAIT_S)[0].strip()
+    assert said == f"{names[second]}: leaving, within 30 s"
+    errors = ends_in_time(hosts[1], began)
+    assert hosts[1].returncode == 0, errors
+
+    cause = "its host leaves: `speedo leave`"
+    left = [(line["worker"], line["cause"]) for line in lines(tmp_path, "left")]
+    assert left == [(first, cause), (second, cause)]
+    results = lines(tmp_path, "result")
+    assert {line["decision"] for line in results} == {"merged"}
+    last = [line["version"] for line in results if line["worker"] == first][-1]
+    parts = [line for line in results if line["version"] == last]
+    (rounds,) = {line["steps"] for line in parts}
+    assert len(parts) == 2
+    assert rounds < MOST_ROUNDS
+    assert {line["worker"] for line in results if line["version"] > last} == {second}
+
+    chief.send_signal(signal.SIGTERM)
+    errors = ends_in_time(chief, time.monotonic())
+    assert chief.returncode == 143, errors
+    assert "stopped by SIGTERM; continue with --resume" in errors
+    (kept,) = lines(tmp_path, "checkpoint")
+    assert kept["version"] == results[-1]["version"]
+    assert checkpoints_in(tmp_path / "run" / "checkpoints")
+    assert (tmp_path / "run" / "model.caffemodel").exists()
