@@ -8,8 +8,8 @@ pauses with the mean `--every` one process gets SIGKILL: a worker, the master's 
 agent of Ray's, what keeps a host's workers, a host's command, or a server. `speedo master` itself is not killed.
 
 Goodput: records that were merged and not undone, against the undisturbed run, for the same wall time. A pause is the
-longest time without a merge after a kill; kills during a pause are part of it. Nobody helps: status 1 if the run ends, breaks a promise (by
-tests/support/invariants.py), or has a goodput below `--target`.
+longest time without a merge after a kill; kills during a pause are part of it. Nobody helps: status 1 if the run ends,
+breaks a promise (by tests/support/invariants.py), or has a goodput below `--target`.
 """
 
 from __future__ import annotations
