@@ -79,7 +79,7 @@ def told(**values: Any) -> Callable[[list[Line], Line], None]:
 
 DOCTORED = {
     "a ticket merged twice": (change(5, ticket=1), "I1: ticket 1 is merged twice"),
-    "one of an epoch before": (change(11, ticket=7), "I1: ticket 7 is not of epoch 1"),
+    "one of an epoch after": (change(11, ticket=2 * EPOCH_1 + 7), "7 is not of epoch 1"),
     "one repeated by the next master": (change(11, ticket=5), "I1: ticket 5 is merged twice"),
     "a worker that never joined": (change(5, worker=7), "I1: ticket 3 is merged, and its"),
     "an old incarnation": (change(11, incarnation=2), "its worker never joined"),
