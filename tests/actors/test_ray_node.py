@@ -14,11 +14,12 @@ import pytest
 
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.literal_addresses import MODULE, NAME
-from speedo.actors.ray_node.node import ray_node
+from speedo.actors.ray_node.node import Node, ray_node
 from speedo.actors.ray_node.ports import Ports
 from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
 from speedo.errors import ClusterError
+from tests.support.commands import wait_until
 from tests.support.network import ROOT
 from tests.support.processes import listening, words_of
 from tests.support.ray_cluster import oldest_ray
@@ -107,3 +108,31 @@ def test_a_head_for_this_machine_alone_listens_on_loopback_alone_and_has_no_dash
         assert any("gcs_server" in words for words in commands)
         assert not any("dashboard.py" in words for words in commands)
         assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+
+
+def test_what_has_died_first_is_named_also_when_all_is_gone(tmp_path: Path) -> None:
+    names, log = ("gcs_server", "raylet"), tmp_path / "start.log"
+    children = [subprocess.Popen(["sleep", "60"]) for _ in names]
+    command = subprocess.Popen(["sleep", "60"])
+    node = Node(
+        "",
+        "",
+        command,
+        "",
+        log,
+        {name: psutil.Process(child.pid) for name, child in zip(names, children, strict=True)},
+    )
+    assert node.dead() is None
+    children[1].kill()
+    wait_until(lambda: node.dead() == "raylet")
+    for process in (children[0], command):
+        process.kill()
+        process.wait()
+    assert node.dead() == "node"
+    stamp = "2026-11-26 18:54:01,123 ERR scripts.py:1305 --"
+    log.write_text(
+        f"{stamp} Some Ray subprocesses exited unexpectedly:\n{stamp}   raylet [exit code=-9]\n"
+        f"{stamp} Remaining processes will be killed: gcs_server\n"
+    )
+    assert node.dead() == "raylet"
+    children[1].wait()

@@ -29,7 +29,7 @@ READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
 SERVICES: Final = ("gcs_server", "raylet")
 # In what the command says of a death, before it kills the rest.
-_FIRST: Final = re.compile(r"exited unexpectedly:\s+(\w+)")
+_FIRST: Final = re.compile(rf"exited unexpectedly:.*?\b({'|'.join(SERVICES)})\b", re.DOTALL)
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core.
 # Ray continues without it where it has no address to listen at, and no machine has this one (RFC 5737).
 _NO_DASHBOARD: Final = (
