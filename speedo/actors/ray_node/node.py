@@ -50,11 +50,12 @@ class Node:
         return None if self.command.poll() is None else "node"
 
     def lost_process(self) -> str | None:
-        """Which of a head's processes is gone, before Ray's own command notices; None while all are there."""
+        """Which of a head's processes is gone, before Ray's own command notices: it then ends the other."""
         with suppress(psutil.Error):
             below = psutil.Process(self.command.pid).children(recursive=True)
             there = {one.name() for one in below if one.status() != psutil.STATUS_ZOMBIE}
-            return next((name for name in ("gcs_server", "raylet") if name not in there), None)
+            gone = [name for name in ("gcs_server", "raylet") if name not in there]
+            return "node" if len(gone) > 1 else gone[0] if gone else None
         return self.dead()
 
 
