@@ -23,7 +23,15 @@ from speedo.run_dir.process_logs import STAMP, ProcessLog, logs_of
 from speedo.system.daemon_thread import within
 from speedo.system.files import read_bytes
 from speedo.system.foreign_text import clean_text
-from speedo.watch.troubles import FOLLOWS, TOGETHER_S, Story, Trouble, end_of, read_story
+from speedo.watch.troubles import (
+    ANOTHER_MASTER,
+    FOLLOWS,
+    TOGETHER_S,
+    Story,
+    Trouble,
+    end_of,
+    read_story,
+)
 
 AGAIN_S: Final = 120.0  # a worker that dies again within this is still the same failure
 DISK_S: Final = 10.0  # for the log to be read and the result to be written
@@ -157,7 +165,9 @@ def _followers(story: Story, first: Trouble, incident: Sequence[Trouble]) -> Ite
     rows = [one for one in incident if one is not first]
     broken: dict[str, tuple[float, set[int]]] = {}
     for seconds, worker, reason in story.refused:
-        if first.seconds <= seconds <= until + TOGETHER_S and worker != first.worker:
+        # Others of a team often know of a death before the master does.
+        since = first.seconds - (TOGETHER_S if first.process in reason else 0.0)
+        if since <= seconds <= until + TOGETHER_S and worker != first.worker:
             _, whose = broken.setdefault(reason, (seconds, set()))
             whose.add(worker)
     for reason, (seconds, whose) in broken.items():
@@ -194,6 +204,9 @@ def keep_failure(
         return None
     found = first_failure(run_dir, error)
     path = run_dir / FAILURE
+    if found is not None and found.cause == ANOTHER_MASTER and path.is_file():
+        before = kept_failure(run_dir)  # what ended the former master knows more than that it ended
+        found = found if before is None else replace(before, ended=found.ended)
     try:
         if found is None:
             path.unlink(missing_ok=True)

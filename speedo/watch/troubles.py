@@ -18,6 +18,7 @@ from speedo.system.files import last_bytes
 from speedo.system.json_lines import values_of
 
 TOGETHER_S: Final = 15.0  # a death is noticed within 10 s, and what follows from it soon after
+ANOTHER_MASTER: Final = "its process ended; another master went on from its last checkpoint"
 MOST_REFUSED: Final = 10_000
 NOTES_BYTES: Final = 1 << 20  # of train.log
 _MERGED: Final = b'"decision":"merged"'
@@ -200,8 +201,7 @@ def _take(story: Story, line: Mapping[str, Any]) -> None:
             story.troubles.append(Trouble("the tester", seconds, problem, kind, is_loss=over))
         case "resumed":
             if story.ended is None:
-                text = "its process ended; another master went on from its last checkpoint"
-                story.troubles.append(Trouble("the master", seconds, text, SILENT))
+                story.troubles.append(Trouble("the master", seconds, ANOTHER_MASTER, SILENT))
             story.ended = None
         case "finish":
             story.ended = (seconds, line.get("complete") is True, text_of(line, "reason"))

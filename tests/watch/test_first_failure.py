@@ -102,7 +102,7 @@ FAR = [joined(0, "A:1f"), joined(1, "B:2e")]
 CASES = {
     "out of memory": Told(
         [*TWO, left(30, 1, "killed by the kernel because memory ran out: use a smaller batch, or fewer workers"),
-         refused(30.1, 0, "its team lost worker 1: killed", "discarded")],
+         refused(29.9, 0, "worker 1 has left the team")],
         "worker 1", "memory ran out", followed=("worker 0",),
     ),
     "a GPU out of memory, in Caffe": Told(
@@ -312,6 +312,24 @@ def test_it_is_kept_beside_the_run_until_the_run_is_well_again(tmp_path: Path) -
     assert keep_failure(run, "alpha") is None
     assert not (run / "failure.json").exists()
     assert kept_failure(run) is None
+
+
+def test_of_a_master_that_was_replaced_is_kept_what_ended_it(tmp_path: Path) -> None:
+    run = written(tmp_path, CASES["Ray's raylet killed"])
+    keep_failure(run, "alpha", CASES["Ray's raylet killed"].error)
+    resumed = {
+        "time": 34.0,
+        "event": "resumed",
+        "epoch": 1,
+        "version": 3,
+        "iteration": 3,
+        "samples": 9,
+    }
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(resumed) + "\n")
+    found = keep_failure(run, "alpha")
+    assert found is not None
+    assert (found.process, found.ended) == ("Ray's raylet", False)
 
 
 def test_an_edited_log_raises_nothing(tmp_path: Path) -> None:
