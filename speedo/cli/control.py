@@ -184,12 +184,7 @@ def scale(workers: int, run: str | None, as_json: bool) -> None:
     metavar="TIME",
     help="Time that is left, as in 30s or 2m; 0: leave at once.",
 )
-@click.option(
-    "--run",
-    default=None,
-    metavar="RUN",
-    help="The run of HOST, if you have several: its directory, or characters of its id.",
-)
+@run_argument
 @json_option
 def leave(host: str | None, notice: str, run: str | None, as_json: bool) -> None:
     """Let a host leave its run before its time is over, as a spot machine that was given notice.
@@ -201,7 +196,7 @@ def leave(host: str | None, notice: str, run: str | None, as_json: bool) -> None
     Without HOST, the `speedo worker` commands on this machine leave: for whatever reads the notice of your cloud.
     SIGTERM to `speedo worker` does the same, within its --grace, and ends it with status 143. With HOST, on the
     master's machine, a host of that run leaves: by its name with all its commands, by the name that `speedo status`
-    shows with one. This command does not wait.
+    shows with one. RUN is that run's directory, or the first characters of its id. This command does not wait.
 
     \b
     speedo leave --in 30s
@@ -214,8 +209,6 @@ def leave(host: str | None, notice: str, run: str | None, as_json: bool) -> None
     if host is not None:
         socket = only() if run is None else find(run)
         told = [socket.ask("leave", host=host, seconds=seconds)]
-    elif run is not None:
-        raise click.UsageError("--run is for a HOST of that run: name the host, too")
     else:
         here = running(HOST_SUFFIX)
         if not here:

@@ -14,11 +14,13 @@ import pytest
 
 from speedo.master.turn_book import MOST_ROUNDS
 from speedo.run_dir.checkpoint_file import checkpoints_in
+from tests.faults.scripts import EACH_ONCE, trained
 from tests.support.commands import Commands, free_port, how_loaded, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 GRACE_S = 30.0
+SCRIPT = Path(__file__).parents[1] / "run" / "script" / "scripts" / "fit.py"
 STEPS = 20_000  # of a turn: many minutes
 
 
@@ -135,3 +137,30 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     assert kept["version"] == results[-1]["version"]
     assert checkpoints_in(tmp_path / "run" / "checkpoints")
     assert (tmp_path / "run" / "model.caffemodel").exists()
+
+
+def test_a_script_whose_host_leaves_gives_back_the_records_that_it_has_not_trained(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """A turn would take all that there are; each is trained once an epoch."""
+    port = free_port()
+    options = ("--own", "--mode", "async", "--workers", "2", "--local-steps", "1000")
+    chief = speedo.start(
+        *("master", "--port", str(port), "--timeout", "300", "--run-dir", "run", *options)
+    )
+    hosts = []
+    for number in (1, 2):
+        script = ("--", "python", str(SCRIPT), "none", "0.2")
+        hosts.append(speedo.start(*worker(port), *script))
+        wait_until(lambda number=number: len(lines(tmp_path, "joined")) == number, WAIT_S)
+    began = time.monotonic()
+    hosts[0].send_signal(signal.SIGTERM)
+    ends_in_time(hosts[0], began)
+    assert hosts[0].returncode == 143
+    for process in (hosts[1], chief):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+    assert lines(tmp_path, "left")[0]["cause"] == "its host leaves: SIGTERM"
+    results = lines(tmp_path, "result")
+    assert [line["decision"] for line in results if line["worker"] == 0] == ["merged"]
+    assert trained(results) == EACH_ONCE
