@@ -26,13 +26,14 @@ from bench.support.figures import Measured, MeasureError, median_rate, paired_ra
 from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import START_S, free_running, plain_caffe, train
-from bench.support.throttled import throttle
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import BatchDivided, ResultMerged, read_events
+from tests.support import throttled
 from tests.support.bundled_nets import Bench
+from tests.support.throttled import throttle
 
 NETS: Final = ("lenet", "cifar10_full")
-THROTTLED: Final = Path(__file__).parent / "support" / "throttled.py"
+THROTTLED: Final = Path(throttled.__file__)
 MANY: Final = 10_000_000  # iterations: the seconds end the run
 SETTLES_S: Final = 2.0  # after a division the workers build their nets
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, dataclass_transform
 
+from speedo.system.runs_at import RunsAt
+
 Record = TypeVar("Record")
 
 
@@ -34,19 +36,6 @@ Records = tuple[tuple[int, int, int], ...]
 
 
 # ---------------------------------------------------------------- events: to the master
-@record
-class RunsAt:
-    """Where a worker computes: the name of its host, its process id, its BLAS threads, and the CPUs that it may run on.
-    `cores` is written as the kernel writes lists: `0-3,8`. `device` is PyTorch's, `cpu` or `cuda:0`; empty with Caffe.
-    """
-
-    host: str
-    process: int
-    threads: int
-    cores: str
-    device: str = ""
-
-
 @record
 class Joined:
     """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
@@ -388,13 +377,8 @@ class TeamGivenUp:
 
 @record
 class Divided:
-    """From now on each of `workers` reads this many `records` of the solver's batch, which is division `number`.
+    """From now on `workers` read these `records` of the batch, of `unit` samples each; `samples` are merged so far."""
 
-    `samples` are those merged by now, `reason` says in words how the batch is divided and why. A record is `unit`
-    samples of a step.
-    """
-
-    number: int
     workers: tuple[int, ...]
     records: tuple[int, ...]
     samples: int
@@ -452,9 +436,8 @@ class Finish:
 AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 
 Command = Train | Evaluate | SaveState
-Action = (
-    Merge | Drop | Train | Divided | Evaluate | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
-)  # fmt: skip
+Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+Action = Changes | Train | Evaluate
 
 
 # ---------------------------------------------------------------- between coordinator and strategy

@@ -25,7 +25,7 @@ from speedo.exchange.channel import first_line
 from speedo.exchange.channel_relay import ChannelRelay
 from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment, ServerAddress
-from speedo.messages import RunsAt, SaveState, StateSaved, Tested, Train
+from speedo.messages import SaveState, StateSaved, Tested, Train
 from speedo.run.open_store import is_near, overlaps, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
@@ -49,6 +49,7 @@ from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.system.files import last_bytes
 from speedo.system.private_folders import make_private_folder
+from speedo.system.runs_at import RunsAt
 
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run

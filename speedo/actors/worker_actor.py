@@ -26,12 +26,13 @@ from speedo.errors import MissingKeyError, PayloadError, SpeedoError, TeamBroken
 from speedo.exchange.channel import WorkerChannel, first_line, refusal
 from speedo.exchange.team_meeting import TeamMeeting
 from speedo.master.slots import Assignment
-from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.run.script_job import FirstModel
 from speedo.run.settings import RunSettings
 from speedo.storage.base import Store
 from speedo.system import failpoints
 from speedo.system.cores import UNBOUND, CoreShare, list_of
+from speedo.system.runs_at import RunsAt
 from speedo.worker.membership import Membership
 from speedo.worker.overlapping_turns import TurnPipeline
 from speedo.worker.team_turn import TeamMember

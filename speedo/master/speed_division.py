@@ -4,8 +4,8 @@ A round takes as long as its slowest worker, so the best division lets all compu
 measured in looks of some seconds. A division is changed once `LOOKS` in a row say that another one shortens the
 round by `GAIN`, or by `MORE_GAIN` where shares are unequal already: what a test or a checkpoint costs for a moment
 changes nothing, nor does the noise of equal machines. Each change doubles the length of a look, up to
-`LONGEST_LOOK_S`, so changes are few whatever the speeds do. A division after which rounds take longer than before is
-taken back: a net may send more between hosts if batches are unequal, and processes on the same cores share their speed.
+`LONGEST_LOOK_S`, so changes are few whatever the speeds do. A division with which rounds take longer than with the
+former one, at the speeds of now, is taken back: a net may send more between hosts if batches are unequal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class SpeedDivision:
     _seen: dict[int, _Seen] = field(default_factory=dict)  # since the look began
     _warm: set[int] = field(default_factory=set)  # who has given a result since the last change
     _agreed: int = 0  # looks in a row that ask for a change
-    _former: tuple[Mapping[int, int], float] | None = None  # and the seconds of its rounds
+    _former: tuple[Mapping[int, int], float] | None = (
+        None  # and what its rounds took beside computing
+    )
     _useless: Mapping[int, float] = field(default_factory=dict)  # speeds by which it was no gain
 
     def measured(self, worker: int, steps: int, timings: Mapping[str, float]) -> None:
@@ -87,7 +89,9 @@ class SpeedDivision:
         speeds = {one: sizes[one] * seen[one].steps / seen[one].computed_s for one in sizes}
         round_s = max(seen[one].whole_s / seen[one].steps for one in sizes)
         former, self._former = self._former, None
-        if former is not None and round_s > (1.0 + LOSS) * former[1]:
+        if former is not None and round_s > (1.0 + LOSS) * (
+            _slowest(former[0], speeds) + former[1]
+        ):
             self._useless = _relative(speeds)
             return self._change(former[0], _no_gain(former[0]))
         best = divided(self.records, speeds)
@@ -99,7 +103,7 @@ class SpeedDivision:
         self._agreed += 1
         if self._agreed < LOOKS:
             return None
-        self._former = (sizes, round_s)
+        self._former = (sizes, round_s - _slowest(sizes, speeds))
         return self._change(best, _by_speed(best, speeds))
 
     def _begin(self, present: dict[int, tuple[int, int]]) -> None:

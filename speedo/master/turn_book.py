@@ -358,7 +358,7 @@ class TurnBook:
             team.formed = 0  # the memory that its members share may have another size
         self._divisions += 1
         shares = tuple(new.records), tuple(new.records.values())
-        return [Divided(self._divisions, *shares, self.samples, new.reason, self.division.unit)]
+        return [Divided(*shares, self.samples, new.reason, self.division.unit)]
 
     def _begin_turn(self, member: Member, steps: int, rule: MergeRule) -> Turn:
         per_step = member.samples_per_step * self._tuning.batches

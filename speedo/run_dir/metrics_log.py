@@ -27,7 +27,6 @@ from speedo.messages import (
     KeepBest,
     Left,
     Merge,
-    RunsAt,
     SetAside,
     Snapshotted,
     StoreTrouble,
@@ -41,6 +40,7 @@ from speedo.run_dir.read_back import number_of
 from speedo.system.files import read_bytes
 from speedo.system.json_lines import line_of, values_of
 from speedo.system.line_file import LineFile
+from speedo.system.runs_at import RunsAt
 
 MOST_RESULTS: Final = (
     20_000  # of results whose fate is not known yet; late ones leave theirs behind

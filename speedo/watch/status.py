@@ -20,7 +20,6 @@ from speedo.messages import (
     Left,
     Merge,
     Pause,
-    RunsAt,
     SetAside,
     Snapshotted,
     StoreTrouble,
@@ -31,6 +30,7 @@ from speedo.messages import (
     Trained,
 )
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.system.runs_at import RunsAt
 
 NOTICES = 20  # of the latest that a status carries
 STORE_BACK: Final = "the store is back: training continues"

@@ -18,7 +18,8 @@ from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_host import WorkerHost
 from speedo.actors.worker_process import WorkerProcess
 from speedo.master.fetch_pacing import Pace
-from speedo.messages import Evaluate, Joined, Kind, Left, Pause, RunsAt, StopAsked, Train, Trained
+from speedo.messages import Evaluate, Joined, Kind, Left, Pause, StopAsked, Train, Trained
+from speedo.system.runs_at import RunsAt
 
 WAIT_S = 10.0
 TRAIN = Train(0, 1, 7, 0, 0, 1, 1, Kind.DELTA)

@@ -17,13 +17,14 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import as_bytes
 from speedo.master.slots import Assignment
-from speedo.messages import RunsAt, SaveState, StateSaved, Train, Trained
+from speedo.messages import SaveState, StateSaved, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.run.open_store import run_store, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.settings import Near, RunSettings
 from speedo.run_dir.directory import create_run_dir
 from speedo.storage.shared_memory.folder import SharedMemory
+from speedo.system.runs_at import RunsAt
 from speedo.worker.turn import Worker
 
 pytestmark = pytest.mark.ray

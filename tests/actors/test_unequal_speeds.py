@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bench.support.throttled import throttle
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from speedo.run_dir.directory import CHECKPOINTS
 from tests.support.bundled_nets import Bench
 from tests.support.commands import Commands, interrupt, wait_for_line
+from tests.support.throttled import throttle
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240

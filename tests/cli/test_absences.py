@@ -6,7 +6,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from speedo.messages import Joined, Kind, Left, RunsAt, Train
+from speedo.messages import Joined, Kind, Left, Train
+from speedo.system.runs_at import RunsAt
 from speedo.watch.console import Progress, plain_line
 from speedo.watch.status import StatusBoard
 

@@ -316,7 +316,7 @@ def test_shares_by_speed_change_the_places_and_not_the_incarnations() -> None:
     roster = Roster((8, 8, 8), records=1000)
     for _ in range(3):
         roster.assign()
-    roster.divide(Divided(1, (0, 1, 2), (11, 11, 2), 24 * 50, "by speed"))
+    roster.divide(Divided((0, 1, 2), (11, 11, 2), 24 * 50, "by speed"))
     places = [roster.now_at(worker, 1) for worker in range(3)]
     # 1,200 samples are 200 in the second pass: 8 whole batches.
     assert [(place.shard, place.skip) for place in places if place is not None] == [
@@ -335,7 +335,7 @@ def test_of_the_records_of_a_host_the_slow_worker_reads_all_of_that_host() -> No
         roster.enlist(host, 2, Holding(100, digest, host))
         roster.assign(host=host)
         roster.assign(host=host)
-    roster.divide(Divided(1, (0, 1, 2, 3), (10, 10, 10, 2), 32, "by speed"))
+    roster.divide(Divided((0, 1, 2, 3), (10, 10, 10, 2), 32, "by speed"))
     shards = [place.shard for worker in range(4) if (place := roster.now_at(worker, 1))]
     assert shards == [
         Shard(0, 2, 10, "own"),

@@ -170,3 +170,11 @@ def test_looks_become_longer_with_each_change() -> None:
     assert needed[0] >= LOOKS * LOOK_S
     assert needed[1] < needed[2] < needed[3]
     assert needed[3] >= (LOOKS - 1) * 8 * LOOK_S
+
+
+def test_a_machine_that_becomes_slower_as_a_whole_takes_no_division_back() -> None:
+    """As by other programs, while the batch was divided anew."""
+    division, speeds = SpeedDivision(100), {0: 100.0, 1: 100.0, 2: 100.0, 3: 10.0}
+    sizes, (_,) = after(division, EQUAL, speeds, 3 * LOOKS + 2)
+    _, changes = after(division, sizes, {one: speed / 20 for one, speed in speeds.items()}, 100)
+    assert changes == []

@@ -26,7 +26,6 @@ from speedo.messages import (
     Left,
     Merge,
     Part,
-    RunsAt,
     SetAside,
     Snapshotted,
     TeamGivenUp,
@@ -39,6 +38,7 @@ from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.study.simulation.simulator import simulate
 from speedo.study.simulation.world import Faults, World
+from speedo.system.runs_at import RunsAt
 from speedo.watch.console import plain_line
 from speedo.watch.status import RECENT_S, StatusBoard
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from speedo.engines.base import Engine
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.messages import Divided
+from speedo.master.speed_division import SpeedDivision
+from speedo.messages import Divided, Refused, Trained
 from speedo.study.simulation.world import World
+from speedo.worker.turn import Worker
 
 
 @dataclass
@@ -24,9 +27,26 @@ class SimulatedShares:
     usual: int = 0  # each worker's share at the start; 0 if the batch is never divided anew
     _with_share: Callable[[int, int], QuadraticEngine] | None = None
 
-    def follow(self, with_share: Callable[[int, int], QuadraticEngine], usual: int) -> None:
-        """The batch is divided by speed; `with_share` makes the engine of a worker for a share."""
-        self._with_share, self.usual = with_share, usual
+    def follow(
+        self,
+        division: SpeedDivision | None,
+        with_share: Callable[[int, int], QuadraticEngine],
+        usual: int,
+    ) -> None:
+        """If there is a division, it decides from now on; `with_share` makes the engine of a worker for a share."""
+        if division is not None:
+            self._with_share, self.usual = with_share, usual
+
+    def give(self, worker: Worker) -> None:
+        """It takes the shares that it is given."""
+        if self.usual:
+            worker.rebuild = partial(self.rebuilt, worker.worker)
+
+    def timed(self, result: Trained | Refused, steps: int) -> Trained | Refused:
+        """The result of a worker by itself, with what its turn took."""
+        if not self.usual or isinstance(result, Refused):
+            return result
+        return replace(result, timings=self.timings(result.worker, steps))
 
     def divide(self, divided: Divided) -> None:
         """The workers have these from their next turn on."""

@@ -213,14 +213,13 @@ class SimulatedCluster:
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         overlaps = worker in self.overlap
         kind = OverlappingWorker if overlaps else Worker
-        self._workers[worker] = made = kind(
+        self._workers[worker] = kind(
             self.run, worker, incarnation, engine, self.store, self.clock,
             compression=self.world.compression, servers=self.servers, threads=False,
             host=self.hosts.centers(worker, max(1, len(self.servers)), self.clock),
         )  # fmt: skip
-        if self.shares.usual:
-            made.rebuild = partial(self.shares.rebuilt, worker)
-        depth = 2 if overlaps else 1
+        self.shares.give(self._workers[worker])
+        depth = 1 + overlaps
         return Joined(worker, incarnation, engine.samples_per_step, depth, self.places(worker))
 
     def _gone(self, worker: int, cause: str) -> Event | None:
@@ -336,9 +335,7 @@ class SimulatedCluster:
     ) -> Event | None:
         if not self._present(worker):
             return None
-        result = self.outcome(worker, command)
-        if self.shares.usual and isinstance(result, Trained):
-            result = replace(result, timings=self.shares.timings(worker.worker, command.steps))
+        result = self.shares.timed(self.outcome(worker, command), command.steps)
         if poisoned and isinstance(result, Trained):
             self.poison(worker.worker, command.ticket)
         if again:
@@ -447,8 +444,7 @@ def simulate(
     memories = SimulatedHosts(hosts)
     cluster = SimulatedCluster(world, store, run, engine, seed, overlap, stores, memories)
     cluster.places = places or cluster.places
-    if division is not None:
-        cluster.shares.follow(engine, samples)
+    cluster.shares.follow(division, engine, samples)
     for worker in range(plan.workers) if joins is None else joins:
         cluster.join(worker)
     if script is not None:
