@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeVar, dataclass_transform
+from dataclasses import field
+from typing import Final
 
+from speedo.system.records import record
 from speedo.system.runs_at import RunsAt
-
-Record = TypeVar("Record")
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def record(kind: type[Record]) -> type[Record]:
-    """As `dataclass(frozen=True, slots=True)`, in a fifth of the time: an assignment is refused by mypy alone."""
-    return dataclass(slots=True, unsafe_hash=True)(kind)
 
 
 class Kind(enum.IntEnum):
@@ -35,16 +28,14 @@ class Kind(enum.IntEnum):
 Records = tuple[tuple[int, int, int], ...]
 
 
-# ---------------------------------------------------------------- events: to the master
 @record
 class Joined:
     """A worker has loaded its model and can train; `samples_per_step` is its batch (x iter_size).
 
     `depth` is how many turns it may have at once: more than one in modes that merge every result as it comes, whose
     strategies then speak of workers with room for one more turn. `meets` names the memory that it shares with others of
-    its host, to sum with them as a team; empty if it can be in none. It is `near` on the master's machine. A simulated
-    worker runs nowhere. `lost` is what it could not restore of a checkpoint. `handed` is the result of a turn from
-    center `begun` that a former master gave it, and that comes right after this.
+    its host, to sum with them as a team; empty if it can be in none. It is `near` on the master's machine. `lost` is
+    what it could not restore. `handed` comes right after this: a former master's turn, from center `begun`.
     """
 
     worker: int
@@ -206,7 +197,6 @@ Event = (
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------- actions: from the coordinator
 @record
 class OwnResults:
     """What became of a worker's own results before its turn, by their tickets; 0 is none.
@@ -275,9 +265,8 @@ class Train:
     the turn, `stride` those that one step of all workers adds, and `batch` of them are an iteration. With `carry_over`
     its payload makes up for what the compression of the last ones, now merged, has lost. The worker adds a pending
     delta to the center itself, times `own.rate`; its weights are pulled a turn later, by what that merge took of them.
-    With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm; `steps`
-    are then the most. It trains on these `records`, where they are leased; as many as `ahead` come next, probably.
-    `division` counts how often the batch was divided anew: see `Divided`.
+    With a `norm` above 0 the turn ends after the first step at which what it gathered has a larger L2 norm, at most
+    after `steps`. It trains on `records`, where they are leased; `ahead` as many come next. `division`: see `Divided`.
     """
 
     worker: int
@@ -440,7 +429,6 @@ Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp 
 Action = Changes | Train | Evaluate
 
 
-# ---------------------------------------------------------------- between coordinator and strategy
 @record
 class Result:
     """What a strategy sees of a finished turn."""

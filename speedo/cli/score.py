@@ -145,9 +145,9 @@ def _tests(
     from speedo.data.roots import default_data_root
     from speedo.engines.solver.conversion import convert_databases
     from speedo.engines.solver.scored_nets import check_tests, read_tests
+    from speedo.run.chosen_solver import chosen_solver
     from speedo.run.config.run_config import make_config
     from speedo.run.datasets import make_dataset, preparable_dataset
-    from speedo.run.prepare import chosen_solver
     from speedo.run.remote_inputs import fetch_sources, located
     from speedo.system.workplace import check_names
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import xxhash
 
 from speedo.errors import PayloadError
-from speedo.messages import Kind, record
+from speedo.messages import Kind
+from speedo.system.records import record
 
 Vector = npt.NDArray[np.float32]
 

@@ -31,7 +31,7 @@ them out in order, all of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from speedo.master.plan import crossed
 from speedo.master.reasons import ALL_DONE, RUN_OVER, team_given_up
@@ -150,31 +150,8 @@ class Coordinator(TurnBook):
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
         if event.handed is not None and not self.complete:
-            self._take_up(event.handed, event.begun, actions)
-
-    def _take_up(self, handed: Trained, begun: int, actions: list[Action]) -> None:
-        """Wait for this result of a former master's turn as for one of the turn that its worker would get now.
-
-        If it would get none, the result comes late.
-        """
-        worker = handed.worker
-        member = self.members[worker]
-        team = self._teams.get(member.unit)
-        if team is not None and (team.joined or team.owing):
-            return  # it joins with its next turn
-        self._parked.discard(worker)
-        if team is not None:
-            team.joined = True
-            team.add(worker)
-        decision = self.strategy.on_join((member.unit,))
-        if member.unit in decision.train:
-            turn = self._restored_turn(member, handed, begun)
-            if team is not None:
-                turn.stretch = team.stretch = Stretch(member.unit, turn.rule, (worker,))
-            rest = tuple(unit for unit in decision.train if unit != member.unit)
-            decision = replace(decision, train=rest)
-        self.started = True
-        self._carry_out(decision, actions)
+            self._carry_out(self._take_up(event.handed, event.begun), actions)
+            self.started = True
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):

@@ -123,7 +123,7 @@ class Driver:
     _outages_seen: int = 0
     _heard: float = 0.0
     _done: list[tuple[Action, float]] = field(default_factory=list)
-    _tests: dict[int, float] = field(default_factory=dict)
+    tests: dict[int, float] = field(default_factory=dict)
     _metrics: dict[int, Tested] = field(default_factory=dict)
     _short_since: float | None = None
     _first_train: float | None = None
@@ -144,11 +144,6 @@ class Driver:
         """From the first turn to the last merge."""
         return 0.0 if self._first_train is None else self._last_merge - self._first_train
 
-    @property
-    def tests(self) -> bool:
-        """Whether a test is under way."""
-        return bool(self._tests)
-
     def waits(self) -> tuple[list[tuple[Train, float, float | None]], float | None]:
         """See `TurnsUnderWay.owed`, and how long ago the last message came; from any thread."""
         now = self.clock()
@@ -167,7 +162,7 @@ class Driver:
             if self.final_test:
                 self._test(Evaluate(self.center.version, self.coordinator.iteration))
             self._last_snapshot()
-        while self._tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
+        while self.tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
         self._release(self._turns.forget_all())
         self.center.tidy()
@@ -260,7 +255,7 @@ class Driver:
         self._carry_out_all(self._actions_after(event, more), more)
         if self.divergence is not None and self.divergence.reason and self._finish is None:
             self._carry_out_all(self._actions_after(StopAsked(self.divergence.reason)))
-        if isinstance(event, Tested) and self.best is not None and event.version not in self._tests:
+        if isinstance(event, Tested) and self.best is not None and event.version not in self.tests:
             self.best.forget(event.version)
         if isinstance(event, (Trained, Joined, Left, Refused, Pause)):
             now = self.clock()
@@ -287,7 +282,7 @@ class Driver:
         return answer
 
     def _on_tested(self, event: Tested) -> None:
-        if self._tests.pop(event.version, None) is not None:
+        if self.tests.pop(event.version, None) is not None:
             self._metrics[event.version] = event
             self.center.release(event.version)
         last = self._finish is not None and event.version == self.center.version
@@ -399,23 +394,23 @@ class Driver:
 
     def _test(self, command: Evaluate) -> None:
         """Queue a test; if the tester is too far behind, skip it and report that."""
-        known = command.version in self._tests or command.version in self._metrics
+        known = command.version in self.tests or command.version in self._metrics
         if not self.has_tester or known:
             return
-        if len(self._tests) >= MOST_TESTS and self._finish is None:
-            return self.tell(Tested(command.version, {}, busy_tester(len(self._tests))))
+        if len(self.tests) >= MOST_TESTS and self._finish is None:
+            return self.tell(Tested(command.version, {}, busy_tester(len(self.tests))))
         self.center.hold(command.version)
         if self.best is not None:
             self.best.begin(command.version)
-        deadline = self.clock() + self.limits.test_s * (len(self._tests) + 1)
-        self._tests[command.version] = self._notice.test_by(deadline)
+        deadline = self.clock() + self.limits.test_s * (len(self.tests) + 1)
+        self.tests[command.version] = self._notice.test_by(deadline)
         self.cluster.send(command)
 
     def _wait_for_tests(self) -> None:
         """Restart the deadlines of all tests: each waits for those before it, and the testers are at work."""
-        for place, version in enumerate(self._tests, 1):
+        for place, version in enumerate(self.tests, 1):
             deadline = self.clock() + self.limits.test_s * place
-            self._tests[version] = self._notice.test_by(deadline)
+            self.tests[version] = self._notice.test_by(deadline)
 
     # ------------------------------------------------------------ deadlines
 
@@ -425,8 +420,8 @@ class Driver:
     def _first_missed(self) -> float:
         """When the first deadline of turns, tests and missing workers is missed; infinity without one."""
         soonest = self._turns.soonest()
-        if self._tests:
-            soonest = min(soonest, *self._tests.values())
+        if self.tests:
+            soonest = min(soonest, *self.tests.values())
         if self._short_since is not None and self._finish is None:
             soonest = min(soonest, self._short_since + self._join_limit())
         return soonest
@@ -448,7 +443,7 @@ class Driver:
         for worker, incarnation, cause in self._turns.overdue(now):
             self.cluster.evict(worker, incarnation, cause)
             events.append(Left(worker, incarnation, cause))
-        for version, deadline in self._tests.items():
+        for version, deadline in self.tests.items():
             if deadline <= now:
                 self._more_tests = 0  # it would not answer the second time either
                 why = self._notice.no_test or silent_tester(self.limits.test_s)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.messages import record
+from speedo.system.records import record
 
 LOOK_S: Final = 3.0
 LONGEST_LOOK_S: Final = 60.0

@@ -15,7 +15,9 @@ from speedo.master.teams import Stretch, TeamUnit, spread_of
 from speedo.messages import (
     NO_RESULTS,
     NO_TUNING,
+    NOTHING,
     Action,
+    Decision,
     Divided,
     Drop,
     Kind,
@@ -26,12 +28,12 @@ from speedo.messages import (
     Train,
     Trained,
     Tuning,
-    record,
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
+from speedo.system.records import record
 
 
 @dataclass(slots=True)
@@ -376,21 +378,35 @@ class TurnBook:
         member.latest = turn.ticket
         return turn
 
-    def _restored_turn(self, member: Member, result: Trained, begun: int) -> Turn:
-        """A turn that a former master gave this worker, from version `begun`, and whose result is there."""
-        staleness = max(0, self.version - begun)
-        per_step = member.samples_per_step * self._tuning.batches
-        turn = Turn(
-            result.ticket,
-            result.samples,
-            self.received - staleness,
-            self.strategy.rule,
-            per_step=per_step,
-        )
-        self._samples_in_flight += turn.samples
-        member.turns.append(turn)
-        member.latest = turn.ticket
-        return turn
+    def _take_up(self, handed: Trained, begun: int) -> Decision:
+        """Wait for this result of a former master's turn as for one of the turn that its worker would get now.
+
+        If it would get none, the result comes late.
+        """
+        member = self.members[handed.worker]
+        team = self._teams.get(member.unit)
+        if team is not None and (team.joined or team.owing):
+            return NOTHING  # it joins with its next turn
+        self._parked.discard(handed.worker)
+        if team is not None:
+            team.joined = True
+            team.add(handed.worker)
+        decision = self.strategy.on_join((member.unit,))
+        if member.unit in decision.train:
+            before = self.received - max(
+                0, self.version - begun
+            )  # as stale as versions have passed
+            per_step = member.samples_per_step * self._tuning.batches
+            rule = self.strategy.rule
+            turn = Turn(handed.ticket, handed.samples, before, rule, per_step=per_step)
+            self._samples_in_flight += turn.samples
+            member.turns.append(turn)
+            member.latest = turn.ticket
+            if team is not None:
+                turn.stretch = team.stretch = Stretch(member.unit, turn.rule, (handed.worker,))
+            rest = tuple(unit for unit in decision.train if unit != member.unit)
+            decision = replace(decision, train=rest)
+        return decision
 
     def _command(
         self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None

@@ -246,7 +246,7 @@ def _journal(
         keeper.epoch,
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
         whole=lambda: not (updates or center.state),
-        tests=lambda: driver.tests,
+        tests=lambda: bool(driver.tests),
         records=keeper.records,
         merged={} if former is None else former.merged,
         incarnations={} if former is None else former.incarnations,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from speedo.data.remote.run_copy import check_writable
 from speedo.data.roots import cache_root, default_data_root
@@ -28,7 +28,6 @@ from speedo.engines.solver import (
     solver_for_worker,
     split_batch,
 )
-from speedo.engines.solver.bundled import bundled_solver
 from speedo.engines.solver.conversion import convert_databases
 from speedo.engines.solver.data_layers import count_records, obstacle_to_placing
 from speedo.engines.solver.division import (
@@ -41,6 +40,7 @@ from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.exchange.codecs import Compression
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
+from speedo.run.chosen_solver import chosen_solver
 from speedo.run.config.option_checks import weights_in
 from speedo.run.config.run_config import RunConfig
 from speedo.run.config.stopping_checks import problems_with_outputs, problems_with_tests
@@ -62,8 +62,6 @@ from speedo.storage.redis.store import RedisStore
 from speedo.system.cores import CoreOptions
 from speedo.system.workplace import check_names
 from speedo.version import VERSION
-
-SOLVER_VARIABLE: Final = "SPEEDO_SOLVER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,16 +310,6 @@ def _check_url(redis: str) -> None:
         RedisStore(redis).close()  # connects at its first call, so this looks at the URL alone
     except StoreError as error:
         raise ConfigError(f"redis is {error}") from None
-
-
-def chosen_solver(given: Path | None) -> Path:
-    """The solver that was given, that of the environment, or the bundled one. Raises `ConfigError`."""
-    named = os.environ.get(SOLVER_VARIABLE)
-    if given is None and named and not os.path.isfile(named):
-        raise ConfigError(
-            f"{SOLVER_VARIABLE} names {named}, which is not a file; correct it, or name the solver on the command line"
-        )
-    return given or (Path(named) if named else bundled_solver())
 
 
 def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:

@@ -11,7 +11,7 @@ from speedo.data.roots import default_data_root
 from speedo.engines.solver import read_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.errors import SpeedoError
-from speedo.run.prepare import chosen_solver
+from speedo.run.chosen_solver import chosen_solver
 
 
 def records_of(options: Mapping[str, Any]) -> int | None:

@@ -11,7 +11,7 @@ from speedo.exchange.codecs import Compression
 from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import World
 
 SIZE, BATCH, ITERATIONS = 500, 4, 600

@@ -70,7 +70,7 @@ from speedo.run.config.option_table import markdown
 from speedo.run.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.sgd_modes.registry import MODES, make_strategy
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 
 
 def trained(options):

@@ -13,7 +13,7 @@ from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import BLOCK, Contribution, MergeRule, State
 from speedo.sgd_modes.rules.outer_momentum import OuterMomentum
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import World
 from speedo.testing import check_rule
 

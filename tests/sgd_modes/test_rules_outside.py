@@ -18,7 +18,7 @@ from speedo.sgd_modes.registry import (
     parts_outside,
     rules_outside,
 )
-from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.world import World
 from tests.support.outside import outside as outside
 

@@ -34,7 +34,8 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.turn_length import as_turn_length, turn_length
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster, Simulation
+from speedo.study.simulation.simulate import Simulation
+from speedo.study.simulation.simulator import SimulatedCluster
 from tests.support.loss_window import LossWindow
 from tests.support.mode_checks import ModeCheck, mode_check
 from tests.support.replica import Replica, kind_of, rate_of

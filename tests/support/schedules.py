@@ -27,7 +27,8 @@ from speedo.messages import NO_TUNING, Event, Left, StateSaved, StopAsked, Tunin
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import most_steps
-from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.simulate import simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.trace import Trace
 from speedo.study.simulation.world import Faults, World
 from tests.support.checker import Checker

@@ -36,7 +36,7 @@ from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_resu
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import Faults, World
 from speedo.system.runs_at import RunsAt
 from speedo.watch.console import plain_line

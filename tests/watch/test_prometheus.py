@@ -25,7 +25,7 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import Faults, World
 from speedo.watch.export.base import Told
 from speedo.watch.export.prometheus import DECISIONS, PrometheusMetrics

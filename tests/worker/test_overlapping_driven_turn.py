@@ -17,7 +17,8 @@ from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation import simulator
-from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.simulate import simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from speedo.worker.overlapping_turns import OverlappingDrivenWorker
 from tests.worker.test_driven_turn import EngineWithAverages

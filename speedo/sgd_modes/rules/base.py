@@ -13,8 +13,9 @@ import numpy as np
 
 from speedo.errors import SpeedoError, TrainingStopped
 from speedo.exchange.vector import Vector
-from speedo.messages import Kind, record
+from speedo.messages import Kind
 from speedo.sgd_modes.rules.state import NO_STATE, State
+from speedo.system.records import record
 
 BLOCK = 1 << 18  # float32 values: 1 MiB; `bench.store_speed` tells what a size is worth
 _spare: list[Vector] = []  # taken and put back whole, so threads may share it

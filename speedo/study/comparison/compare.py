@@ -16,8 +16,8 @@ from speedo.data.roots import default_data_root
 from speedo.engines.solver import SolverSpec, check_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.errors import ConfigError, SolverError
+from speedo.run.chosen_solver import chosen_solver
 from speedo.run.datasets import make_dataset, preparable_dataset
-from speedo.run.prepare import chosen_solver
 from speedo.study.comparison.one_run import Place, command_of, make
 from speedo.study.comparison.outcome import histories, write_outcome
 from speedo.study.comparison.sequential import engine_of, spec_of

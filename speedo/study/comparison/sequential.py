@@ -25,8 +25,8 @@ from speedo.engines.solver import (
     solver_for_worker,
 )
 from speedo.errors import ConfigError, SpeedoError
+from speedo.run.chosen_solver import chosen_solver
 from speedo.run.engine_choice import choice_of
-from speedo.run.prepare import chosen_solver
 from speedo.run_dir.directory import METRICS, MODEL, create_run_dir, write_config, write_result
 from speedo.system.json_lines import line_of
 from speedo.system.line_file import LineFile

@@ -15,7 +15,8 @@ from speedo.master.plan import Plan
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta
 from speedo.study.contracts.watched_strategy import BrokenStrategyError, WatchedStrategy
-from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.simulate import simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
 
 SCHEDULES = 40

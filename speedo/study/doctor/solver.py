@@ -25,8 +25,8 @@ from speedo.engines.solver.data_layers import count_records, files_named
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError, hide_secrets
+from speedo.run.chosen_solver import chosen_solver
 from speedo.run.datasets import preparable_dataset
-from speedo.run.prepare import chosen_solver
 from speedo.run.remote_inputs import located
 from speedo.study.doctor.base import Finding, Net, Request, fail, ok, size, warn
 from speedo.study.doctor.checks.resources import TORCH_BYTES

@@ -31,9 +31,9 @@ from speedo.engines.solver.division import obstacle_to_parts, order_of_records
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
+from speedo.run.chosen_solver import chosen_solver
 from speedo.run.config.run_config import make_config
 from speedo.run.datasets import make_dataset, preparable_dataset
-from speedo.run.prepare import chosen_solver
 from speedo.sgd_modes.foreign import folders_of
 from speedo.sgd_modes.rules import AddDelta
 from speedo.storage.redis.server import PrivateRedis

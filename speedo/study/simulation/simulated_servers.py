@@ -44,7 +44,7 @@ def center_on_servers(
     notes: Callable[[str], None],
     recipe: Recipe | None,
 ) -> ServedCenter:
-    """Each of the `stores` has a range; the other arguments are those of `simulator.simulate`."""
+    """Each of the `stores` has a range; the other arguments are those of `simulate.simulate`."""
     served = serve(
         [
             RangeServer(

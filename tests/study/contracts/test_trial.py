@@ -17,7 +17,7 @@ from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.study.contracts import trial
 from speedo.study.contracts.trial import require_sound
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from tests.support.outside import outside as outside
 
 REPOSITORY = Path(__file__).parents[3]

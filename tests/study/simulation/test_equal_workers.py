@@ -8,7 +8,7 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import World
 
 

@@ -23,7 +23,8 @@ from speedo.messages import Action, Event, Merge, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.study.simulation import simulator
-from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.simulate import simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.share import Share

@@ -14,7 +14,8 @@ from speedo.messages import Action, Event, Merge, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import AdaptiveLength
-from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from tests.support.seen import Seen
 

@@ -33,7 +33,8 @@ from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
-from speedo.study.simulation.simulator import SimulatedCluster, simulate
+from speedo.study.simulation.simulate import simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from tests.support.receiving import handle
 

@@ -28,7 +28,8 @@ from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage import keys
-from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.trace import Trace
 from speedo.study.simulation.world import Faults, World
 from tests.support.receiving import handle

@@ -39,7 +39,7 @@ from speedo.sgd_modes.rules import (
 )
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.world import Faults, World
 from tests.support import schedules
 from tests.support.seen import Seen

@@ -11,7 +11,7 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.world import Faults, World
 from tests.support.every_mode import MODES, options_of
 

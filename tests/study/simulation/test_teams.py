@@ -27,7 +27,8 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
 from tests.support.seen import Seen
 

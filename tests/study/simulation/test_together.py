@@ -21,7 +21,7 @@ from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.world import World
 from tests.support.seen import Seen
 

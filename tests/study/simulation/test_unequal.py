@@ -16,7 +16,8 @@ from speedo.master.speed_division import SpeedDivision, divided
 from speedo.messages import Divided, Merge
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.study.simulation.simulator import SimulatedCluster, Simulation, simulate
+from speedo.study.simulation.simulate import Simulation, simulate
+from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from tests.support.schedules import make_schedule
 from tests.support.schedules import run as run_schedule

@@ -17,7 +17,7 @@ from speedo.run_dir.directory import METRICS, write_result
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulator import simulate
+from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import Faults, World
 from speedo.watch.control_socket import ControlServer
 from speedo.watch.live.history import MOST_STALENESS, History, LogReader
