@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from speedo.master.turn_book import MOST_ROUNDS
+from speedo.master.plan import MOST_ROUNDS
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.scripts import EACH_ONCE, trained
 from tests.support.commands import Commands, free_port, how_loaded, wait_until

@@ -99,15 +99,20 @@ class PartialCheck(ModeCheck):
     def gone(self, worker: int) -> None:
         self.turns.pop(worker, None)
 
+    def _lead_of(self, worker: int) -> int:
+        """Before the slowest; who is to leave and has no turn any more is not waited for."""
+        away = self.books.leaving - self.books.turns.keys()
+        return self.turns[worker] - min(n for one, n in self.turns.items() if one not in away)
+
     def training(self, worker: int) -> None:
         super().training(worker)
         if worker not in self.turns:
             self.turns[worker] = max(self.turns.values(), default=0)
             return  # a newcomer trains at once
-        lead = self.turns[worker] - min(self.turns.values())
+        lead = self._lead_of(worker)
         if lead >= self.bound and self.books.events - self.looked_at > 1:
             self._park(without=worker)
-            lead = self.turns[worker] - min(self.turns.values())
+            lead = self._lead_of(worker)
         self.books.require(lead < self.bound, "too far ahead", worker, lead)
 
     def event_ends(self) -> None:

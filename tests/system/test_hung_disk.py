@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from speedo.run.training import Training
 from speedo.system.daemon_thread import DaemonThread, within
 from speedo.system.disk_calls import hangs, on_disk
 from speedo.system.line_file import LineFile
+from speedo.watch.status import StatusBoard
 
 WAIT_S = 10.0
 
@@ -95,16 +97,18 @@ def test_a_run_that_stands_still_on_its_disk_says_so_to_whoever_asks(
     monkeypatch.setattr("speedo.system.daemon_thread.HUNG_S", 0.0)
     run: Any = SimpleNamespace(
         _thread=threading.get_ident(),
-        parts=SimpleNamespace(status=lambda: "trains", run_dir=tmp_path),
+        parts=SimpleNamespace(status=StatusBoard("sync", 10, 1).status, run_dir=tmp_path),
+        driver=SimpleNamespace(waits=lambda: ([], None)),
     )
-    assert Training.status(run) == "trains"  # type: ignore[comparison-overlap]
+    run.parts.status = partial(run.parts.status, 0.0)
+    assert Training.status(run).mode == "sync"
     with on_disk(tmp_path / "epoch"):
         time.sleep(0.01)
         with pytest.raises(CheckpointError, match=f"continue with --resume {tmp_path}") as told:
             Training.status(run)
     assert str(tmp_path / "epoch") in str(told.value)
     run._thread = None
-    assert Training.status(run) == "trains"  # type: ignore[comparison-overlap]
+    assert Training.status(run).mode == "sync"
 
 
 def test_a_model_goes_elsewhere_if_the_disk_of_the_run_hangs(
