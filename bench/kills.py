@@ -1,6 +1,6 @@
 """A cluster in which a random process is killed again and again, beside the same cluster undisturbed.
 
-    python -m bench.kills [--minutes 20] [--mode sync async easgd] [--every 5] [--servers K] [--keep FOLDER]
+    python -m bench.kills [--minutes 20] [--mode sync async easgd] [--every 5] [--only master] [--keep FOLDER]
 
 As root. Two hosts are network namespaces: one with `speedo master`, and on each a `speedo worker` with two workers,
 which a loop of the shell starts again, as systemd would. LeNet over made-up records. After exponentially distributed
@@ -129,7 +129,7 @@ def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Rando
                 raise MeasureError(f"nothing was merged for {LONGEST_S:.0f} s")
             if chance is not None and now >= next_kill:
                 next_kill = now + chance.expovariate(1 / asked.every)
-                if (kind := kill(chance, mark, asked.servers != "0")) is not None:
+                if (kind := kill(chance, mark, asked.only)) is not None:
                     seen.kills += 1
                     if now - merged_at < STALL_S:  # else the pause of the kill before lasts
                         seen.pauses.append((kind, 0.0))
@@ -140,9 +140,9 @@ def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Rando
     return seen
 
 
-def kill(chance: random.Random, mark: str, serves: bool) -> str | None:
+def kill(chance: random.Random, mark: str, kinds: Sequence[str]) -> str | None:
     """Kill one process of a random kind; the kind, or None if there is none of it now."""
-    kind = chance.choice((*KINDS, *(["server"] if serves else [])))
+    kind = chance.choice(kinds)
     victims = processes(kind, mark)
     if not victims:
         return None
@@ -176,6 +176,7 @@ def main() -> int:
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="S", help="mean time between kills"
     )
+    parser.add_argument("--only", nargs="+", choices=(*KINDS, "server"), metavar="KIND")
     parser.add_argument("--servers", default="0", metavar="K")
     parser.add_argument("--checkpoint-interval", type=float, default=5.0, metavar="S")
     parser.add_argument("--target", type=float, default=0.88, metavar="GOODPUT")
@@ -183,6 +184,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="run folders and logs here")
     parser.add_argument("--markdown", action="store_true")
     asked = parser.parse_args()
+    asked.only = asked.only or [*KINDS, *(["server"] if asked.servers != "0" else [])]
     end_by_signals()
     heading("bench.kills")
     lines, failed = [["", "pauses", "median pause, s", "90 %", "worst"]], False

@@ -68,6 +68,7 @@ class Control:
         if what == "status" and not rest:
             return self._status()
         if what == "stop" and not rest:
+            self._master.asked_to_stop = STOPPED
             self._ask("stop", STOPPED)
             return self._status()
         if what == "scale" and rest == {"workers"}:

@@ -361,15 +361,18 @@ def _follow(
     """
     from ray.exceptions import GetTimeoutError, RayActorError
 
+    replaced = False
     with told_of(servers.prepared, servers.lost):
         while True:
             try:
+                if replaced:
+                    host.follow(master.actor, master.settings.for_others())
                 return _follow_one(master, servers, watch, stopped, host, died)
             except (RayActorError, GetTimeoutError) as error:
                 servers.require()
                 if not master.replace(error):
                     raise
-                host.follow(master.actor, master.settings.for_others())
+                replaced = True
 
 
 def _follow_one(
@@ -392,6 +395,8 @@ def _follow_one(
         if stopped:
             reason = f"stopped by {stopped[0]}"
             within_s = servers.prepared.config.grace if stopped[0] == "SIGTERM" else 0.0
+        elif master.asked_to_stop:
+            reason = master.asked_to_stop
         elif died and host.last_died is not None:
             reason = f"{died}: {host.last_died}"
         elif (bad := servers.records.problem()) is not None:

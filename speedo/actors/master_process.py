@@ -18,13 +18,13 @@ from speedo.actors.death_causes import cause_in, size_of
 from speedo.actors.master_actor import NAME, MasterActor
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.worker_process import started
-from speedo.errors import SpeedoError
+from speedo.errors import EngineError
 from speedo.run.prepare import Prepared
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 
 THREADS: Final = 16
-HUNG_S: Final = 20.0  # without an answer
+HUNG_S: Final = 30.0  # without an answer
 GONE_S: Final = 10.0  # for a killed process to be gone
 
 
@@ -52,6 +52,7 @@ class MasterProcess:
         self.settings = settings
         self.run: Any = None
         self.tester: Any = None
+        self.asked_to_stop = ""  # why; whoever follows the present one is asked, too
         self._process = 0
         checkpoint = None if prepared.resumed is None else prepared.resumed.path
         self._spawn(checkpoint, takes_over=False)
@@ -90,29 +91,28 @@ class MasterProcess:
             return False  # what scripts and servers know of their master is its alone
         # A command that was stopped for long finds another one's master: that one's epoch is not to be raised.
         self._attempt.require_ours(self._prepared.run_dir)
-        pause = self._attempt.restarts.pause_after(time.monotonic() - self._since)
-        if pause is None:
-            return False
         if isinstance(error, GetTimeoutError):
             why = f"the master's process did not answer for {HUNG_S:.0f} s"
         else:
             why = f"the master's process died: {cause_in(self._log, self._log_begin) or 'killed'}"
-        self._end()
-        began = time.monotonic()
-        self._note(f"warning: {why}; another one takes over")
-        time.sleep(pause)
-        epoch = self._attempt.claims(self._prepared.run_dir, continues=True)
-        self.settings = self.settings.for_successor(epoch, why)
-        self._attempt.causes = self.settings.master_restarts
-        self._spawn(None, takes_over=True)
-        try:
-            self.begin()
-        except SpeedoError as failed:
-            self._note(f"the master could not be started again: {failed}")
-            return False
-        self.start_tester()
-        self._note(f"another master has taken over, after {time.monotonic() - began:.1f} s")
-        return True
+        began, up_s = time.monotonic(), time.monotonic() - self._since
+        while (pause := self._attempt.restarts.pause_after(up_s)) is not None:
+            self._end()
+            self._note(f"warning: {why}; another one takes over")
+            time.sleep(pause)
+            epoch = self._attempt.claims(self._prepared.run_dir, continues=True)
+            self.settings = self.settings.for_successor(epoch, why)
+            self._attempt.causes = self.settings.master_restarts
+            self._spawn(None, takes_over=True)
+            try:
+                self.begin()
+            except EngineError as failed:
+                why, up_s = str(failed), 0.0
+                continue
+            self.start_tester()
+            self._note(f"another master has taken over, after {time.monotonic() - began:.1f} s")
+            return True
+        return False
 
     def _end(self) -> None:
         """End the process, also one that hangs or is stopped: only then is its part in the run over for sure."""

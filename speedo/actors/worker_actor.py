@@ -161,7 +161,7 @@ class WorkerActor:
             self._team.close()
         self._settings, self._master = settings, master
         ready = self._by_engine(self._follow, place)
-        last, self._last = self._last, None
+        last = self._last  # until the next turn: this master may die before it has told of it
         # A result of several is nobody's own.
         if last is None or (last[0].team is not None and len(last[0].team.members) > 1):
             return ready

@@ -167,7 +167,8 @@ class WorkerHost:
             now = time.monotonic()
             for process in self._processes:
                 process.asked = None
-                if process.place is not None and process.starting is None and not process.is_dead():
+                trains = process.starting is None or process.follows
+                if process.place is not None and trains and not process.is_dead():
                     place = ray.get(
                         master.adopt.remote(self._name, process.place), timeout=ANSWER_S
                     )

@@ -59,6 +59,7 @@ class WorkerProcess:
         self.due, self.given_up = due, False
         self.since = 0.0  # when its process began, later when it was ready
         self.starting: Any = None
+        self.follows = False  # what is starting has trained for a former master
         self.asked: Any = None  # the master's answer to its request for a place
         self._process: psutil.Process | None = None
         self._who: Any = None
@@ -92,14 +93,14 @@ class WorkerProcess:
     ) -> None:
         """Give its process this place of another master; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
-        self.starting = self.actor.follow.remote(settings, place, master)
+        self.starting, self.follows = self.actor.follow.remote(settings, place, master), True
 
     def wait(self, now: float) -> Ready:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
         assert self.place is not None
         who = f"worker {self.place.worker}"
         ready: Ready = started(self.starting, self.log, who, self._log_begin, self._limit_s, _SLOW)
-        self.starting, self.since = None, now
+        self.starting, self.since, self.follows = None, now, False
         self._process = _process(ready.runs_at.process)
         return ready
 
@@ -158,6 +159,7 @@ class WorkerProcess:
         if self.place is not None and wait:
             shutil.rmtree(self._scratch, ignore_errors=True)
         self.place = self.actor = self.starting = self._process = self._who = None
+        self.follows = False
 
 
 def warm(settings: RunSettings, threads: int = 1) -> Any:
