@@ -80,7 +80,7 @@ class CaffeSnapshot:
 
 def read_snapshot(path: Path) -> CaffeSnapshot:
     """Read a `.solverstate`; raises `ConfigError` with the remedy."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
         raise ConfigError(
             f"resume names {path}, which is not a file; give a run directory or a {SUFFIX}"
         )

@@ -39,7 +39,7 @@ def prepare_script(
                 f"phase {number} ({phase.mode}): the script has its own optimizer, so lr, momentum, weight_decay and "
                 "batch are for it to change; leave them out of the phase"
             )
-    if config.script and not Path(config.script[0]).is_file():
+    if config.script and not os.path.isfile(config.script[0]):
         problems.append(
             f"the script {config.script[0]} is not a file; give the path of a Python script"
         )

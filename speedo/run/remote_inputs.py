@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,7 @@ def fetch_weights(weights: Path, note: Note) -> Path:
     uri, place = uri_of(weights), located(weights)
     if uri is not None and place is not None:
         _fetch(uri, place, note)
-        if not place.is_file():
+        if not os.path.isfile(place):
             raise DataError(f"{uri} is a folder; give the URI of a .caffemodel")
         return place
     return weights

@@ -89,7 +89,16 @@ def test_nothing_of_a_node_outlives_those_that_were_killed(
     speedo: Commands, problem: Path, tmp_path: Path, victims: str
 ) -> None:
     run = speedo.start(
-        "train", str(problem), "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run"
+        "train",
+        str(problem),
+        "--max-iter",
+        "1000000",
+        "--test-interval",
+        "0",
+        "--run-dir",
+        "run",
+        "--master-restarts",
+        "0",
     )
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     (raylet,) = speedo.programs("raylet")
