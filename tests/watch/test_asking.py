@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ class Asked(Control):
     """The real forms, with what they would ask of the master written down."""
 
     def __init__(self) -> None:
-        super().__init__(None, {"run": "one", "run_dir": "/run"})
+        super().__init__(SimpleNamespace(asked_to_stop=""), {"run": "one", "run_dir": "/run"})
         self.heard: list[tuple[Any, ...]] = []
 
     def _ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:

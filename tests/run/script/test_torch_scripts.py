@@ -58,7 +58,8 @@ def test_workers_that_average_gradients_make_the_model_of_one_process(
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-6 * largest)
     results = [line for line in lines_of(tmp_path) if line["event"] == "result"]
     assert {line["worker"] for line in results} == set(range(workers))
-    assert all(line["loss"] > 0 for line in results)
+    # Of a stretch that is the last batch alone, the last worker has nothing.
+    assert all(line["loss"] > 0 for line in results if line["samples"])
     assert max(line["steps"] for line in results) > 1  # several steps between two reports
 
 
