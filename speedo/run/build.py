@@ -210,8 +210,14 @@ def build_training(
     )
     folder = settings.near.folder
     if keeper is not None and folder and isinstance(center, Center):
-        driver.journal = _journal(Path(folder), config, keeper, driver, center, taken_over)
-        center.publishing = driver.journal.publishing
+        try:
+            driver.journal = _journal(Path(folder), config, keeper, driver, center, taken_over)
+            center.publishing = driver.journal.publishing
+        except OSError as error:  # no room: the run itself needs none there
+            board.notice(
+                f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its "
+                "newest checkpoint"
+            )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
