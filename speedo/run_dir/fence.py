@@ -89,12 +89,13 @@ def epoch_of(run_dir: Path) -> int:
     return epoch
 
 
-def claim(run_dir: Path) -> int:
-    """Become the run's master: set an epoch above all before, on the disk when this returns.
+def claim(run_dir: Path, epoch: int | None = None) -> int:
+    """Become the run's master: set an epoch above all before, or that of its lease, on the disk when this returns.
 
     Raises `CheckpointError` if the epoch before is not known, or the new one cannot be written.
     """
-    epoch = epoch_of(run_dir) + 1
+    if epoch is None:
+        epoch = epoch_of(run_dir) + 1
     try:
         write_whole(run_dir / EPOCH, f"{epoch}\n")
     except OSError as error:

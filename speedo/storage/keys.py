@@ -119,6 +119,16 @@ def journal(run: str) -> str:
     return f"speedo:{run}:journal"
 
 
+def standby(run: str) -> str:
+    """The note of the standby that follows a run."""
+    return f"speedo:{run}:standby"
+
+
+def parcel(run: str, standby: str, number: int) -> str:
+    """A part of the run directory on its way to a standby."""
+    return f"speedo:{run}:parcel:{standby}:{number}"
+
+
 def pattern(prefix: str) -> str:
     """Redis's glob pattern for the keys that begin with `prefix`, in which its special characters are escaped."""
     return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"
