@@ -82,8 +82,6 @@ def serve_standby(
 
 def _terms(address: str, token: str) -> StandbyTerms:
     """What the master says of its run. Raises `ClusterError`, also for a run that can have no standby."""
-    from speedo.actors.master_actor import NAME
-
     with ExitStack() as stack:
         folder = Path(ray_folder(stack))
         joined = host_node(address, token, folder, resources={}, environment={})
@@ -93,6 +91,8 @@ def _terms(address: str, token: str) -> StandbyTerms:
         stack.enter_context(driver(node.gcs, session.NAMESPACE))
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        from speedo.actors.master_actor import NAME
 
         try:
             master: Any = ray.get_actor(NAME)

@@ -2,8 +2,8 @@
 
 A standby says under one key that it follows the run, and which parcel it has taken last; that note expires. The
 master's command looks for it, and sends the whole directory as it is, then whatever is new. A log goes line by line
-as it grows; any other file once it is whole, in pieces, and has its name there when the last piece is. The standby deletes
-what it takes, and only so many bytes are on the way at once: one that is slow, or gone, does not fill the Redis.
+as it grows; any other file in pieces, once it is whole, and has its name there when the last piece is. The standby
+deletes what it takes, and only so many bytes are on the way at once: one that is slow does not fill the Redis.
 """
 
 from __future__ import annotations

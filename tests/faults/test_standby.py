@@ -57,14 +57,16 @@ class Pair:
             inside=self.chief.inside,
         )  # fmt: skip
         self.worker = speedo.start(
-            "worker", "--master", self.chief.address, *TIMEOUT, inside=self.member.inside
+            *("worker", "--workers", "2", "--master", self.chief.address, *TIMEOUT),
+            inside=self.member.inside,
         )
         self.run.has_begun()
 
     def followed(self, name: str = "standby") -> Standby:
         """A standby that has followed for some versions."""
         run, standby = self.run, Standby(self.speedo, self.mode, self.spare, self.chief, name)
-        run.wait_for(lambda: f"a standby at {self.spare.address}:56126 follows" in run.log())
+        before = run.log().count(f"a standby at {self.spare.address}:56126 follows")
+        standby.wait_for(lambda: run.log().count("follows this run") > before)
         standby.wait_for(lambda: standby.version > 0)
         run.goes_on()
         return standby
