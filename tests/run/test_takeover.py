@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import StoreUnavailableError
 from speedo.exchange.transfer import put_vector
 from speedo.exchange.vector import Layout
 from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalPlace
@@ -146,3 +147,18 @@ def test_from_a_redis_that_has_lost_all_a_run_with_a_lease_goes_back_to_a_checkp
     found, begun = former.taken_over()
     assert begun is not None
     assert (begun.counters.version, found.newest) == (2, False)
+
+
+def test_a_redis_that_does_not_answer_is_no_reason_to_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The center is there: a checkpoint would undo what was seen."""
+    former = Former(tmp_path, leased=True)
+    former.checkpoint(2)
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailableError("no Redis answers")
+
+    monkeypatch.setattr(former.store, "read", refuse)
+    with pytest.raises(StoreUnavailableError):
+        former.taken_over()
