@@ -14,7 +14,7 @@ from speedo.master.slots import ServerAddress
 from speedo.run.settings import Near, RunSettings
 from speedo.storage.base import Store
 from speedo.storage.conditional import Guard
-from speedo.storage.lease import CALL_S, MasterLease
+from speedo.storage.lease import CALL_S, MasterFence, MasterLease
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
@@ -56,10 +56,20 @@ def redis_store(url: str, settings: RunSettings, guard: Guard | None = None) -> 
     return RedisStore(url, ca_pem=settings.redis_ca, guard=guard)
 
 
-def lease_of(settings: RunSettings, address: str = "", *, epoch: int | None = None) -> MasterLease:
-    """The lease of a run in its Redis; see `MasterLease`."""
-    store = RedisStore(settings.redis_url, ca_pem=settings.redis_ca, timeout_s=CALL_S)
-    return MasterLease(store, settings.run, address, epoch=epoch)
+def lease_of(settings: RunSettings, address: str) -> MasterLease:
+    """The lease of a run in its Redis, of a command that others find at `address`."""
+    return MasterLease(_lease_store(settings), settings.run, address)
+
+
+def fence_of(settings: RunSettings) -> MasterFence | None:
+    """What the master's process asks of the run's epoch; None in a run that has no lease."""
+    if not settings.leased:
+        return None
+    return MasterFence(_lease_store(settings), settings.run, settings.epoch)
+
+
+def _lease_store(settings: RunSettings) -> RedisStore:
+    return RedisStore(settings.redis_url, ca_pem=settings.redis_ca, timeout_s=CALL_S)
 
 
 def run_store(

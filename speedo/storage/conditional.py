@@ -48,6 +48,18 @@ class Conditional(Protocol):
         ...
 
 
+def look_at(store: Conditional, names: tuple[str, ...]) -> Smalls:
+    """The values under these keys at one moment. Raises `StoreError`."""
+    found: dict[str, Small | None] = {}
+
+    def decide(there: Smalls) -> Smalls:
+        found.update(there)
+        return {}
+
+    store.change(names, decide)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """The content of a run's epoch key: the epoch, by whom it was claimed, and whether the run is over."""
@@ -73,22 +85,27 @@ class Term:
 class Guard:
     """What a master's store asks before each write: that the master of this epoch still has the run.
 
-    `entry` is the journal's for the version that is written next, in the same step.
+    `entry` is the journal's for the version of the center that is written next, in the same step.
     """
 
     run: str
     epoch: int
     entry: bytes = b""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The keys that must stay as they are until the write is done; the first is that of the epoch.
+    def beside(self, key: str) -> Smalls:
+        """What is written with this blob.
 
-        A write of an entry depends on the former entry, too: one that was sent before, and is carried out late, must
-        not put an older one in its place.
+        It must be as before until then, too: a write that was sent before, and is carried out late, must not put an
+        older entry in its place.
         """
-        own = keys.epoch(self.run)
-        return (own, keys.journal(self.run)) if self.entry else (own,)
+        if not self.entry or not key.startswith(keys.centers(f"{self.run}:{self.epoch}")):
+            return {}
+        return {keys.journal(self.run): Small(self.entry)}
+
+    def written(self, beside: Smalls) -> None:
+        """The blob and this are in the store."""
+        if beside:
+            self.entry = b""
 
     def require(self, value: Small | None) -> None:
         """Raises `FencedError` if the run has another master, by the content of the epoch's key.
@@ -102,6 +119,6 @@ class Guard:
             )
         if term.epoch > self.epoch:
             raise FencedError(
-                f"another master has taken this run over (its epoch is {term.epoch}, ours {self.epoch}): this one stops "
-                "and writes nothing more"
+                f"another master has taken this run over (its epoch is {term.epoch}, ours {self.epoch}): this one "
+                "stops and writes nothing more"
             )

@@ -1,4 +1,4 @@
-"""Which master has a run that another machine may take over: a lease in the run's own Redis, and an epoch above all before.
+"""Which master has a run that another machine may take over: a lease, and an epoch above all before, in its Redis.
 
 Two masters are impossible by the epoch alone. Whoever takes the run over raises it first, and each write of a master
 into the run's Redis is carried out only if the epoch is still its own (`speedo.storage.conditional`). So a master that
@@ -13,6 +13,7 @@ renewed it, by its own clock: nobody can have taken it over by then.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Final
 
 from speedo.errors import FencedError, StoreError
 from speedo.storage import keys
-from speedo.storage.conditional import Conditional, Guard, Small, Smalls, Term
+from speedo.storage.conditional import Conditional, Guard, Small, Smalls, Term, look_at
 
 LEASE_S: Final = 5.0
 """How long a lease lasts unless it is renewed. A shorter one is lost in a pause of a machine that swaps, or while Redis
@@ -69,18 +70,15 @@ class MasterLease:
         run: str,
         address: str = "",
         *,
-        epoch: int | None = None,
         clock: Callable[[], float] = _running_clock,
-        sleep: Callable[[float], None] = time.sleep,
         token: str = "",
     ) -> None:
-        """With `epoch` it is for the master's process, which only asks with `require` and `entry`."""
-        self._store, self._run, self._clock, self._sleep = store, run, clock, sleep
+        self._store, self._run, self._clock = store, run, clock
         self._address = address.encode()
         self._token = (token or secrets.token_hex(8)).encode()
         self._names = keys.epoch(run), keys.lease(run)
         self._sure_until = 0.0
-        self.epoch = epoch
+        self.epoch: int | None = None
         self.has_standby = False
 
     def claim(self, after: int | None = None, *, ours: bool = False, least: int = 0) -> int:
@@ -95,7 +93,12 @@ class MasterLease:
         def decide(found: Smalls) -> Smalls:
             nonlocal claimed
             term, lease = Term.of(found[self._names[0]]), found[self._names[1]]
-            if term is not None and term.token == self._token and not term.over and term.epoch != after:
+            if (
+                term is not None
+                and term.token == self._token
+                and not term.over
+                and term.epoch != after
+            ):
                 claimed = term.epoch  # by a call whose answer was lost
                 return {self._names[1]: self._lease(claimed)}
             if after is not None:
@@ -116,42 +119,15 @@ class MasterLease:
         """Keep the lease. Raises `FencedError` if another one has the run, or that cannot be known."""
         self._change(self._renewed)
 
-    def require(self) -> None:
-        """Raises `FencedError` if another one has the run; also if that is not known, once there is a standby.
-
-        Waits for Redis as long as a lease lasts, and a try more.
-        """
-        deadline = self._clock() + LEASE_S
-        while True:
-            try:
-                return self._store.change(self._names[:1], self._allowed)
-            except StoreError as error:
-                if self._clock() < deadline:
-                    self._sleep(RENEW_S)
-                    continue
-                if not self.has_standby:
-                    return None
-                raise FencedError(
-                    f"{error}; so it is not known which master has the run: this one writes nothing more"
-                ) from None
-
     def holder(self) -> Holder:
         """Who has the run."""
-        found: list[Smalls] = []
-        self._store.change(self._names, lambda there: (found.append(there), {})[1])
-        term, lease = Term.of(found[-1][self._names[0]]), found[-1][self._names[1]]
+        found = look_at(self._store, self._names)
+        term, lease = Term.of(found[self._names[0]]), found[self._names[1]]
         if term is None:
             return Holder(-1)
         if lease is None or term.over:
             return Holder(term.epoch, is_over=term.over)
         return Holder(term.epoch, lease.left_s, _address_of(lease))
-
-    def entry(self) -> bytes:
-        """The journal's entry of the newest version that can be seen; empty if there is none."""
-        found: list[Small | None] = []
-        name = keys.journal(self._run)
-        self._store.change((name,), lambda there: (found.append(there[name]), {})[1])
-        return b"" if found[-1] is None else found[-1].data
 
     def end(self, *, over: bool = True) -> None:
         """The run is over; or else only this master's part, and a standby may go on at once. Raises `FencedError`."""
@@ -171,11 +147,6 @@ class MasterLease:
             }
 
         self._store.change(self._names, decide)
-
-    def guard(self) -> Guard:
-        """What the store of this master asks before each write."""
-        assert self.epoch is not None
-        return Guard(self._run, self.epoch)
 
     def _change(self, decide: Callable[[Smalls], Smalls]) -> None:
         began = self._clock()
@@ -198,11 +169,6 @@ class MasterLease:
                 f"another master has taken this run over (its epoch is {term.epoch}, that of the one to follow {after})"
             )
 
-    def _allowed(self, found: Smalls) -> Smalls:
-        assert self.epoch is not None
-        Guard(self._run, self.epoch).require(found[self._names[0]])
-        return {}
-
     def _renewed(self, found: Smalls) -> Smalls:
         kept = self._kept(found)
         return {**kept, self._names[1]: self._lease(self.epoch or 0)}
@@ -219,14 +185,67 @@ class MasterLease:
                 )
             own = Small(Term(self.epoch, self._token).packed())
             return {self._names[0]: own, self._names[1]: self._lease(self.epoch)}
-        return self._allowed(found)
+        Guard(self._run, self.epoch).require(found[self._names[0]])
+        return {}
 
     def _told(self, term: Term | None, lease: Small) -> str:
         epoch = "?" if term is None else term.epoch
         return (
-            f"the run has a master, of epoch {epoch} at {_address_of(lease) or 'an unknown address'}, whose lease lasts "
-            f"{lease.left_s:.0f} s more: end that one, or wait until it has expired"
+            f"the run has a master, of epoch {epoch} at {_address_of(lease) or 'an unknown address'}, whose lease "
+            f"lasts {lease.left_s:.0f} s more: end that one, or wait until it has expired"
         )
+
+
+class MasterFence:
+    """What the process of a run's master asks of the epoch; the lease itself is its command's.
+
+    The `guard` is for its store. `has_standby` as in `MasterLease`. Threads may share it.
+    """
+
+    def __init__(
+        self,
+        store: Conditional,
+        run: str,
+        epoch: int,
+        *,
+        clock: Callable[[], float] = _running_clock,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store, self._clock, self._sleep = store, clock, sleep
+        self._lock = threading.Lock()
+        self.guard = Guard(run, epoch)
+        self.has_standby = False
+
+    def require(self) -> None:
+        """Raises `FencedError` if another one has the run; also if that is not known, once there is a standby.
+
+        Waits for Redis as long as a lease lasts.
+        """
+        deadline = self._clock() + LEASE_S
+        while True:
+            try:
+                with self._lock:
+                    self._store.change((keys.epoch(self.guard.run),), self._allowed)
+            except StoreError as error:
+                if self._clock() < deadline:
+                    self._sleep(RENEW_S)
+                    continue
+                if self.has_standby:
+                    raise FencedError(
+                        f"{error}; so it is not known which master has the run: this one writes nothing more"
+                    ) from None
+            return
+
+    def entry(self) -> bytes:
+        """The journal's entry of the newest version that can be seen; empty if there is none. Raises `StoreError`."""
+        name = keys.journal(self.guard.run)
+        with self._lock:
+            found = look_at(self._store, (name,))[name]
+        return b"" if found is None else found.data
+
+    def _allowed(self, found: Smalls) -> Smalls:
+        self.guard.require(found[keys.epoch(self.guard.run)])
+        return {}
 
 
 def _address_of(lease: Small) -> str:

@@ -25,7 +25,7 @@ from speedo.errors import (
 )
 from speedo.storage import keys
 from speedo.storage.base import Arrived
-from speedo.storage.conditional import Decide, Guard, Small
+from speedo.storage.conditional import Decide, Guard
 from speedo.storage.keys import MAX_HEAD_BYTES
 from speedo.storage.redis.conditional import queue_smalls, unwatch, watch
 from speedo.storage.redis.resp import (
@@ -128,7 +128,9 @@ class RedisBlobs:
     ) -> None:
         """Chunks, then the record, which gives them its own expiry instead of `orphan_ms`."""
         stream, name = self._stream, key.encode()
-        beside = self._beside(guard)
+        beside = {} if guard is None else guard.beside(key)
+        if guard is not None:
+            self._require(guard, tuple(beside))
         record = Record(secrets.token_bytes(8), len(head), len(body), chunk_bytes)
         if not record.is_sound:
             raise StoreError(f"{len(body)} bytes make too many chunks of {chunk_bytes}: use longer")
@@ -163,7 +165,7 @@ class RedisBlobs:
                 f"{self._address} has not stored {key}: another write came between"
             ) from None
         if guard is not None:
-            guard.entry = b""
+            guard.written(beside)
         self._unlink_others(_leftovers(former, name), replaced)
         if any(answer != 1 for answer in kept[: len(chunks)]):
             self._unlink([name, *(chunk for chunk, _ in chunks)])
@@ -172,17 +174,14 @@ class RedisBlobs:
                 "set its maxmemory-policy to noeviction"
             )
 
-    def _beside(self, guard: Guard | None) -> dict[str, Small | None]:
-        """What is stored with a record of this guard, which allows it now; the transaction depends on that."""
-        if guard is None:
-            return {}
-        own, *others = guard.names
+    def _require(self, guard: Guard, beside: tuple[str, ...]) -> None:
+        """The guard allows a write now, and the next transaction depends on it."""
+        own = keys.epoch(guard.run)
         try:
-            guard.require(watch(self._stream, (own,), others)[own])
+            guard.require(watch(self._stream, (own,), beside)[own])
         except (FencedError, StoreError):
             unwatch(self._stream)
             raise
-        return {keys.journal(guard.run): Small(guard.entry)} if guard.entry else {}
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """Head, and length of the body in bytes."""

@@ -16,9 +16,7 @@ def watch(stream: RespStream, names: Sequence[str], unread: Sequence[str] = ()) 
     """The values under `names`; the next transaction on this stream is carried out only if all stay the same."""
     stream.queue(command(b"WATCH", *(name.encode() for name in (*names, *unread))))
     for name in names:
-        stream.queue(
-            command(b"GET", name.encode()), command(b"PTTL", name.encode()), replies=2
-        )
+        stream.queue(command(b"GET", name.encode()), command(b"PTTL", name.encode()), replies=2)
     stream.reply()
     found: dict[str, Small | None] = {}
     for name in names:
