@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from speedo.actors.signals import end_as, stop_signals
+from speedo.engines.net_trial import CaffeFacts
 from speedo.errors import (
     ClusterError,
     ConfigError,
@@ -25,14 +26,17 @@ from speedo.errors import (
 from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
 from speedo.run.config.run_config import RunConfig
+from speedo.run.kept_lease import KeptLease
 from speedo.run.prepare import Prepared, prepare
 from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, LOGS
-from speedo.run_dir.fence import Fence, claim
+from speedo.run_dir.fence import Fence, claim, epoch_of
+from speedo.storage.lease import MasterLease
 from speedo.system.daemon_thread import within
 
+Note = Callable[[str], None]
 ANSWER_S: Final = 60.0
 LOOK_S: Final = 0.1
 HEALTHY_S: Final = 15.0
@@ -41,11 +45,25 @@ AT_WORK_S: Final = 1.0
 PASSING: Final = (ClusterError, EngineError, StoreError)
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A run that this command has followed on another machine, and now has the lease of: `why` says since when.
+
+    `facts` are of its nets as they were built here.
+    """
+
+    prepared: Prepared
+    facts: CaffeFacts
+    lease: KeptLease
+    why: str
+
+
 @dataclass
 class Attempt:
     """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
-    checkpoint, `epoch` that of its last master. What comes to be known of it: its directory, when it began to train,
-    the signals that stop it, and whether it has come to its end.
+    checkpoint, `epoch` that of its last master, `lease` that of this command, for a run that may have a standby.
+    `followed` is the run that a standby goes on with, whose lease it has. What comes to be known of it: its directory,
+    when it began to train, the signals that stop it, and whether it has come to its end.
     """
 
     config: RunConfig
@@ -53,6 +71,8 @@ class Attempt:
     causes: tuple[str, ...] = ()
     anew_in: Path | None = None
     epoch: int | None = None
+    lease: KeptLease | None = None
+    followed: Followed | None = None
     run_dir: Path | None = None
     since: float | None = None
     stopped: list[str] | None = None
@@ -60,22 +80,43 @@ class Attempt:
 
     def prepared(self, note: Callable[[str], None]) -> Prepared:
         """The run, with its directory. Raises `SpeedoError` for what a user can fix."""
-        prepare_it = prepare_script if self.config.own else prepare
-        prepared = prepare_it(self.config, note, self.anew_in)
+        if self.followed is not None:
+            prepared = self.followed.prepared
+        else:
+            prepare_it = prepare_script if self.config.own else prepare
+            prepared = prepare_it(self.config, note, self.anew_in)
         self.run_dir = prepared.run_dir
         return prepared
 
-    def claims(self, run_dir: Path, *, continues: bool) -> int:
+    def claims(
+        self,
+        run_dir: Path,
+        *,
+        continues: bool,
+        lease: Callable[[], tuple[MasterLease, Note]] | None = None,
+    ) -> int:
         """The epoch of its next master: 0 in a directory that is new, else above all before.
 
-        Raises `FencedError` if another command has taken over the run since its last one, which stood still.
+        `lease` makes that of a run which may have a standby. Raises `FencedError` if another command has taken over the
+        run since its last one, which stood still, or has its lease.
         """
         self.require_ours(run_dir)
-        self.epoch = claim(run_dir) if continues else 0
+        if self.lease is not None:
+            first = self.followed is not None and self.epoch is None
+            self.epoch = claim(run_dir, self.lease.epoch if first else self.lease.next_epoch())
+        elif lease is not None:
+            made, note = lease()
+            epoch = made.claim(least=epoch_of(run_dir) + 1 if continues else 0)
+            self.lease = KeptLease(made, note)
+            self.epoch = claim(run_dir, epoch) if epoch else 0
+        else:
+            self.epoch = claim(run_dir) if continues else 0
         return self.epoch
 
     def require_ours(self, run_dir: Path) -> None:
         """Raises `FencedError` if another command has taken over the run."""
+        if self.lease is not None:
+            self.lease.check()
         if self.epoch is not None:
             Fence(run_dir, self.epoch, time.monotonic).require()
 
@@ -93,16 +134,32 @@ class Attempt:
 
 
 def in_attempts(
-    config: RunConfig, note: Callable[[str], None], once: Callable[[Attempt], RunResult]
+    config: RunConfig,
+    note: Note,
+    once: Callable[[Attempt], RunResult],
+    followed: Followed | None = None,
 ) -> RunResult:
-    """The result of a run, which is continued up to `--master-restarts` times in a row."""
+    """The result of a run, which is continued up to `--master-restarts` times in a row.
+
+    With `followed` a standby goes on with it.
+    """
     restarts = Restarts(config.master_restarts, healthy_s=HEALTHY_S, at_work_s=AT_WORK_S)
     attempt = Attempt(config, restarts)
-    while True:
-        try:
-            return once(attempt)
-        except PASSING as error:
-            attempt = _next(attempt, error, note)
+    if followed is not None:
+        attempt = Attempt(
+            config, restarts, (followed.why,), lease=followed.lease, followed=followed
+        )
+    try:
+        while True:
+            try:
+                return once(attempt)
+            except PASSING as error:
+                attempt = _next(attempt, error, note)
+    except BaseException as error:
+        if attempt.lease is not None:
+            with suppress(StoreError, FencedError):  # it expires, or is another one's
+                attempt.lease.end(over=not isinstance(error, PASSING))
+        raise
 
 
 def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> Attempt:
@@ -133,7 +190,8 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
         f"warning: {why}: the run begins again{after} {place}, restart {attempt.restarts.used} of {most}"
     )
     _wait(pause_s, run_dir, note)
-    return Attempt(config, attempt.restarts, (*attempt.causes, why), anew_in, attempt.epoch)
+    causes = (*attempt.causes, why)
+    return Attempt(config, attempt.restarts, causes, anew_in, attempt.epoch, attempt.lease)
 
 
 def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:
@@ -168,11 +226,12 @@ def told_of(prepared: Prepared, lost: Callable[[], str | None]) -> Iterator[None
 def parting(
     *steps: Callable[[], object], otherwise: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """Take these steps at the end; after an interruption, when nobody would answer, only that `otherwise`."""
+    """Take these steps at the end; only that `otherwise` after an interruption, when nobody would answer, and in a
+    command whose run another one has: its hosts join that."""
     at_end = steps
     try:
         yield
-    except RunInterrupted:
+    except (RunInterrupted, FencedError):
         at_end = (otherwise,)
         raise
     finally:

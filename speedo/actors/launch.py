@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from speedo.actors.attempts import ANSWER_S, Attempt, in_attempts, parting, told_of, way_on
+from speedo.actors.attempts import (
+    ANSWER_S,
+    Attempt,
+    Followed,
+    in_attempts,
+    parting,
+    told_of,
+)
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import (
     is_loopback,
@@ -21,16 +28,18 @@ from speedo.actors.ray_node.ports import (
     require_free_port,
     resolved,
 )
+from speedo.actors.run_servers import Servers, with_mirror
 from speedo.actors.run_stores import OpenRedis, goes_without_redis, near, redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.data.remote.run_copy import RunCopy
 from speedo.engines.record_watch import RecordWatch
-from speedo.errors import ConfigError, RunInterrupted, SpeedoError, StoreError
+from speedo.errors import ConfigError, SpeedoError, StoreError
 from speedo.run.config.run_config import RunConfig
 from speedo.run.exchange_way import factors_of, way_of
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
+from speedo.run.open_store import lease_of
 from speedo.run.prepare import (
     Prepared,
     check_nets,
@@ -40,7 +49,7 @@ from speedo.run.prepare import (
 )
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
-from speedo.run.settings import RunSettings
+from speedo.run.standby_terms import can_have_standby
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, LOCK, LOGS, discard_run_dir
 from speedo.run_dir.fence import owned
 from speedo.run_dir.process_logs import LogTimes
@@ -105,15 +114,20 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
 
 
 def serve_master(
-    config: RunConfig, watch: Watch, token_file: Path | None, token: str = ""
+    config: RunConfig,
+    watch: Watch,
+    token_file: Path | None,
+    token: str = "",
+    followed: Followed | None = None,
 ) -> RunResult:
     """Wait for workers on other nodes, train with them, and release them. Raises `SpeedoError`.
 
-    The token is that of the file, or usual place, unless it is given.
+    The token is that of the file, or usual place, unless it is given. With `followed` this command goes on with a run
+    that it has followed.
     """
     token = token or load_token(token_file, create=True)
     once = partial(_serve_master, watch, token, token_file)
-    return in_attempts(config, watch.note, once)
+    return in_attempts(config, watch.note, once, followed)
 
 
 def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: Attempt) -> RunResult:
@@ -135,6 +149,8 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         master = _master_of(servers, attempt, watch, takes_hosts=True)
         master.begin()
         address = f"{config.host}:{config.port}"
+        if attempt.lease is not None:
+            servers = with_mirror(servers, attempt.lease, master, watch.note, stack)
         stack.enter_context(under_control(master, _known(prepared, address), watch))
         fleet.start(master.actor, prepared)
         watch.note(
@@ -197,48 +213,6 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
 # ---------------------------------------------------------------- parts of a run
 
 
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """A run whose Redis and Ray are up; `head` is our own Ray's.
-
-    `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
-    """
-
-    prepared: Prepared
-    settings: RunSettings
-    head: session.Head | None
-    scratch: Path
-    records: RecordWatch
-    keep_redis: Callable[[], None]
-    copy: RunCopy | None = None
-    show_output: Callable[[], None] = lambda: None  # of a script, as far as there is any
-
-    def lost(self) -> str | None:
-        """What this machine needs for the run and has lost."""
-        if self.head is not None and (kind := self.head.dead()):
-            return f"Ray's {kind} process on this machine died"
-        try:
-            self.keep_redis()
-        except StoreError as error:
-            return str(error)
-        return None
-
-    def require(self) -> None:
-        """Raises `RunInterrupted` if something is lost."""
-        if lost := self.lost():
-            raise RunInterrupted(lost, way_on(self.prepared.run_dir))
-
-    def kept_elsewhere(self, result: RunResult) -> RunResult:
-        """The result once the run directory is copied to `--copy-to`; what could not be is one of its problems."""
-        if self.copy is None:
-            return result
-        problem = self.copy.finish(self.prepared.config.timeout)
-        if not problem:
-            return result
-        told = f"{self.copy.uri} lacks a part of the run: {problem}; {result.run_dir} has all of it"
-        return replace(result, problems=(*result.problems, told))
-
-
 def _start(
     prepared: Prepared,
     attempt: Attempt,
@@ -259,14 +233,19 @@ def _start(
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
-            checking = pool.submit(check_nets, prepared, scratch) if not config.own else None
+            facts, checking = None, None
+            if attempt.followed is not None:
+                facts = attempt.followed.facts
+            elif not config.own:
+                checking = pool.submit(check_nets, prepared, scratch)
             store = OpenRedis()
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
                 store = redis(prepared, watch, stack, redis_port(config.host, port))
             head = node.enter_context(ray)
-            facts = None if checking is None else checking.result()
+            if checking is not None:
+                facts = checking.result()
             if head is not None:
                 node.enter_context(head.connected())
             if facts is not None:
@@ -288,9 +267,18 @@ def _start(
         if not prepared.continues:
             discard_run_dir(prepared.run_dir)
         raise
-    epoch = attempt.claims(prepared.run_dir, continues=prepared.continues)
-    settings = prepared.settings.started(store.url, store.ca_pem, nearby, epoch)
-    settings = replace(settings, master_restarts=attempt.causes)
+    settings = prepared.settings.started(store.url, store.ca_pem, nearby, 0)
+    leased = port is not None and can_have_standby(config, settings)
+    address = f"{config.host}:{port}"
+    epoch = attempt.claims(
+        prepared.run_dir,
+        continues=prepared.continues,
+        lease=(lambda: (lease_of(settings, address), watch.note)) if leased else None,
+    )
+    moved = attempt.followed is not None
+    settings = replace(
+        settings, epoch=epoch, leased=leased, moved=moved, master_restarts=attempt.causes
+    )
     copy = None
     if config.copy_to is not None:
         copy = RunCopy(
@@ -310,7 +298,11 @@ def _start(
         for line in said.new() if shown else ():
             watch.note(line)
 
-    servers = Servers(prepared, settings, head, scratch, records, store.keep, copy, show_output)
+    servers = Servers(
+        *(prepared, settings, head, scratch, records, store.keep, copy),
+        lease=attempt.lease,
+        show_output=show_output,
+    )
     stack.enter_context(told_of(prepared, servers.lost))
     return servers
 

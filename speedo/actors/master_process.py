@@ -55,7 +55,7 @@ class MasterProcess:
         self.asked_to_stop = ""  # why; whoever follows the present one is asked, too
         self._process = 0
         checkpoint = None if prepared.resumed is None else prepared.resumed.path
-        self._spawn(checkpoint, takes_over=False)
+        self._spawn(checkpoint, takes_over=attempt.followed is not None)
 
     def _spawn(self, checkpoint: Path | None, *, takes_over: bool) -> None:
         self._log_begin = size_of(self._log)

@@ -131,7 +131,7 @@ def doctor(
         raise SystemExit(1)
 
 
-def with_port(address: str) -> str:
+def with_port(address: str, option: str = "--master") -> str:
     """HOST or HOST:PORT as HOST:PORT; raises `ConfigError`."""
     host, colon, port = address.rpartition(":")
     if not colon and address:
@@ -139,7 +139,7 @@ def with_port(address: str) -> str:
     number = whole_number(port)
     if not host or number is None or not 1 <= number <= 65535:
         raise ConfigError(
-            f"--master {said(address)} is not HOST or HOST:PORT; for example --master 10.0.0.5:{DEFAULT_PORT}"
+            f"{option} {said(address)} is not HOST or HOST:PORT; for example {option} 10.0.0.5:{DEFAULT_PORT}"
         )
     return f"{host}:{number}"
 

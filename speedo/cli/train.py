@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from speedo.cli.doctor import with_port
 from speedo.cli.own_scripts import options_of_own
-from speedo.cli.run_options import IN_SIGHT, RunCommand, master_options, ray_options, run_options
+from speedo.cli.run_options import (
+    IN_SIGHT,
+    RunCommand,
+    master_options,
+    ray_options,
+    run_options,
+    under,
+)
 from speedo.cli.say import complain, say
 from speedo.cli.unforeseen import traceback_kept
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ConfigError
 from speedo.messages import AT_MAX_ITER
 from speedo.run.config.formats import parse_phase
-from speedo.run.config.run_config import make_config
+from speedo.run.config.run_config import MASTER, make_config
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.system.standard_streams import NOBODY_READS, unread
@@ -26,6 +34,7 @@ if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is
     from speedo.run.result import RunResult
 
 _OF_A_MASTER: Final = ("own", "port", "token_file")
+_OF_A_STANDBY: Final = ("host", "port", "run_dir", "data_root", "timeout")
 MISPLACED: Final = 4  # the status of a run whose outputs are not all in its directory
 # 128 and the number of the signal, as shells have it
 _STATUS_OF_SIGNAL: Final = {
@@ -52,16 +61,51 @@ def train(token_file: Path | None, **options: Any) -> None:
     run_with(options, token_file, serves=serves)
 
 
-@click.command(cls=RunCommand, in_sight=(*IN_SIGHT, "port", "token_file", "own"))
+@click.command(cls=RunCommand, in_sight=(*IN_SIGHT, "port", "token_file", "own", "standby"))
 @run_options
 @master_options
-def master(token_file: Path | None, **options: Any) -> None:
+@under(
+    MASTER,
+    "--standby",
+    metavar="HOST[:PORT]",
+    help="Follow the run of the master at this address, which was started with --redis URL, into a directory of this "
+    "machine, and go on with it as its master once that one is gone. All other options are that master's, but for "
+    "--host, --port, --run-dir, --data-root, --timeout and --token-file.",
+)
+def master(token_file: Path | None, standby: str | None, **options: Any) -> None:
     """Train with workers that join from other machines; the same as `speedo train --host ADDRESS`.
 
     On each node run `speedo worker --master ADDRESS` with the same token file (mode 0600). With --own there is no
     SOLVER: each node starts a script, with `speedo worker --master ADDRESS -- python train.py`.
     """
-    run_with(options, token_file, serves=True)
+    if standby is None:
+        run_with(options, token_file, serves=True)
+    else:
+        _follow(with_port(standby, "--standby"), options, token_file)
+
+
+def _follow(address: str, options: dict[str, Any], token_file: Path | None) -> None:
+    """Be the standby of the master at this address."""
+    from speedo.watch.console import ErrorConsole, Progress
+
+    others = [name for name in options if name not in _OF_A_STANDBY]
+    _refuse(
+        options,
+        others,
+        "with --standby the run is another master's, and has its options: leave out",
+    )
+    given = {name: options[name] for name in _OF_A_STANDBY if options[name] is not None}
+    make_config(given)  # checks their values
+    with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
+        from speedo.actors.standby import NeverNeeded, serve_standby
+
+        patience = given.pop("timeout", None)
+        more = {} if patience is None else {"timeout_s": patience}
+        result = serve_standby(address, watch, token_file=token_file, **given, **more)
+    if isinstance(result, NeverNeeded):
+        say(f"the run is over, and was ended by its own master; its directory is\n{result.run_dir}")
+    else:
+        _print(result)
 
 
 def run_with(
@@ -93,9 +137,12 @@ def run_with(
             result = launch.serve_master(config, watch, token_file)
         else:
             result = (launch.train if config.ray is None else launch.train_on_ray)(config, watch)
-    accuracy = "no test net" if config.final_test else "not tested at the end"
-    if config.own:
-        accuracy = "trained"
+    untested = "no test net" if config.final_test else "not tested at the end"
+    _print(result, "trained" if config.own else untested)
+
+
+def _print(result: RunResult, accuracy: str = "not tested") -> None:
+    """Print what came out, and end with the status that says it; `accuracy` where there is none."""
     if result.accuracy is not None:
         accuracy = f"test accuracy {result.accuracy:.4f}"
     if result.test_problem:
@@ -123,9 +170,13 @@ def run_with(
 
 
 def _refuse(options: Mapping[str, Any], names: Sequence[str], remedy: str) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in names if options.get(name)]
+    given = [_flag(name) for name in names if options.get(name)]
     if given:
         raise ConfigError(f"{', '.join(given)}: {remedy}")
+
+
+def _flag(name: str) -> str:
+    return "SOLVER" if name == "solver" else f"--{name.replace('_', '-')}"
 
 
 def _how_it_ended(result: RunResult) -> str:

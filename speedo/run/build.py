@@ -22,7 +22,7 @@ from speedo.master.cluster import Cluster
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Limits
-from speedo.master.journal import Journal
+from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalPlace
 from speedo.master.leases import Leases
 from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
@@ -208,16 +208,11 @@ def build_training(
         with_records=(lambda action: action) if records is None else records.with_records,
         divide=parts.roster.divide,
     )
-    folder = settings.near.folder
-    if keeper is not None and folder and isinstance(center, Center):
-        try:
-            driver.journal = _journal(Path(folder), config, keeper, driver, center, taken_over)
+    if keeper is not None and isinstance(center, Center):
+        place = _journal_place(parts)
+        if place is not None:
+            driver.journal = _journal(place, config, keeper, driver, center, taken_over)
             center.publishing = driver.journal.publishing
-        except OSError as error:  # no room: the run itself needs none there
-            board.notice(
-                f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its "
-                "newest checkpoint"
-            )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
@@ -238,8 +233,22 @@ def build_training(
     return training
 
 
+def _journal_place(parts: RunParts) -> JournalPlace | None:
+    if parts.master_fence is not None:
+        return JournalInStore(parts.master_fence.guard)
+    folder = parts.settings.near.folder
+    try:
+        return JournalFile(Path(folder), parts.settings.epoch) if folder else None
+    except OSError as error:  # no room: the run itself needs none there
+        parts.board.notice(
+            f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its newest "
+            "checkpoint"
+        )
+        return None
+
+
 def _journal(
-    folder: Path,
+    place: JournalPlace,
     config: RunConfig,
     keeper: CheckpointWriter,
     driver: Driver,
@@ -248,8 +257,7 @@ def _journal(
 ) -> Journal:
     updates = needs_update(config)
     return Journal(
-        folder,
-        keeper.epoch,
+        place,
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
         whole=lambda: not (updates or center.state),
         tests=lambda: bool(driver.tests),

@@ -1,8 +1,8 @@
 """What a master takes over from one that died or hung: the newest center that is whole, and the counters at it.
 
-The center is in the run's store, the counters in the journal (`speedo.master.journal`). Where these are not enough,
-because the merge rule or the solver's update keeps something beside the center, or the store has lost it, the run is
-resumed from its newest checkpoint.
+The center is in the run's store, the counters in the journal (`speedo.master.journal`), which is in Redis where a
+standby may take over. Where these are not enough, because the merge rule or the solver's update keeps something beside
+the center, or the store has lost it, the run is resumed from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from speedo.engines.base import ModelEngine
-from speedo.errors import CheckpointError, PayloadError, StoreError
+from speedo.errors import CheckpointError, PayloadError, StoreError, StoreUnavailableError
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.journal import JournalEntry, read_journals
+from speedo.master.journal import JournalEntry, entry_of, read_journals
 from speedo.messages import Kind, Merge
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
 from speedo.storage.base import Store
+from speedo.storage.lease import MasterFence
 
 
 @dataclass
@@ -32,11 +33,13 @@ class Takeover:
 
     `merges` may be missing in the log. `merged` has the ticket of each worker's last result that is in the center,
     `incarnations` the latest of each slot. `tests`: a test was under way, which nobody else will make. Without `newest`
-    the run goes back to a checkpoint, or to its beginning, and its workers with it.
+    the run goes back to a checkpoint, or to its beginning, and its workers with it. In a run that has a lease,
+    `master_fence` knows the journal.
     """
 
     store: Store
     run_dir: Path
+    master_fence: MasterFence | None = None
     merges: tuple[Merge, ...] = ()
     merged: Mapping[int, int] = field(default_factory=dict)
     incarnations: Mapping[int, int] = field(default_factory=dict)
@@ -46,15 +49,22 @@ class Takeover:
     def as_checkpoint(
         self, engine: ModelEngine, settings: RunSettings, mode: str
     ) -> Checkpoint | None:
-        """What the former masters of this run have left; None if that is nothing. Raises `CheckpointError`."""
+        """What the former masters of this run have left; None if that is nothing.
+
+        Raises `CheckpointError`; `StoreError` if the journal is in a Redis that does not answer.
+        """
         folder, layout = settings.near.folder, engine.layout
-        entries = read_journals(Path(folder)) if folder else []
+        if self.master_fence is not None:
+            entry = entry_of(self.master_fence.entry())
+            entries = [] if entry is None else [entry]
+        else:
+            entries = read_journals(Path(folder)) if folder else []
         self.incarnations = entries[0].incarnations if entries else {}
         for entry in entries:
             counters = entry.counters
             if not entry.whole or (counters.run, counters.layout) != (settings.run, layout.digest):
                 continue
-            center = _center_of(entry, settings, layout, self.store)
+            center = self._center_of(entry, settings, layout)
             if center is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
@@ -66,15 +76,18 @@ class Takeover:
         """Whether this result of a former master's turn can still be merged."""
         return self.newest and ticket > self.merged.get(worker, 0)
 
-
-def _center_of(
-    entry: JournalEntry, settings: RunSettings, layout: Layout, store: Store
-) -> Vector | None:
-    counters = entry.counters
-    key = keys.center(f"{settings.run}:{counters.epoch}", counters.version)
-    center = layout.zeros()
-    try:
-        header = fetch_vector(store, key, layout, Kind.CENTER, center)
-    except (PayloadError, StoreError, CheckpointError):
-        return None
-    return center if header.version == counters.version and np.isfinite(center).all() else None
+    def _center_of(
+        self, entry: JournalEntry, settings: RunSettings, layout: Layout
+    ) -> Vector | None:
+        counters = entry.counters
+        key = keys.center(f"{settings.run}:{counters.epoch}", counters.version)
+        center = layout.zeros()
+        try:
+            header = fetch_vector(self.store, key, layout, Kind.CENTER, center)
+        except StoreUnavailableError:
+            if self.master_fence is not None:  # it is there: nothing that was seen is to be undone
+                raise
+            return None
+        except (PayloadError, StoreError, CheckpointError):
+            return None
+        return center if header.version == counters.version and np.isfinite(center).all() else None

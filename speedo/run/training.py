@@ -69,7 +69,7 @@ class Training:
 
         If the store stays away, the run ends with `StoreError`, after a checkpoint.
         """
-        self._thread = threading.get_ident()
+        self._thread, fenced = threading.get_ident(), False
         try:
             self._give_histories_back()
             outcome = self.driver.run()
@@ -86,6 +86,7 @@ class Training:
                 self.model.second_name(outcome.iteration),
             )
         except FencedError:
+            fenced = True
             self.log.disown()
             if self.exports is not None:
                 self.exports.disown()
@@ -94,7 +95,8 @@ class Training:
             raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
         finally:
             self._thread = None
-            self.parts.end()
+            if not fenced:  # else it goes on, and its hosts are not to leave
+                self.parts.end()
             if self.keeper is not None:
                 self.keeper.close()
             self.log.close()

@@ -8,6 +8,7 @@ master says which date and time that is.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
@@ -37,7 +38,7 @@ from speedo.messages import (
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import number_of
-from speedo.system.files import read_bytes
+from speedo.system.files import read_bytes, written_whole
 from speedo.system.json_lines import line_of, values_of
 from speedo.system.line_file import LineFile
 from speedo.system.runs_at import RunsAt
@@ -224,6 +225,34 @@ class MetricsLog:
 
     def _lost(self, lines: int) -> bytes:
         return line_of({"time": self._last, "event": "lost", "lines": lines})
+
+
+def keep_published(folder: Path, newest: int, merges: Sequence[Merge]) -> None:
+    """Leave out, of a log that came from another machine, merged results that are to be made up, or do not count.
+
+    Those are the results of versions above the `newest`, which were never published, and of a version of which only
+    some have come, as `merges` shows. Raises `OSError`.
+    """
+    path = folder / METRICS
+    lines = read_bytes(path).splitlines(keepends=True) if path.exists() else []
+    versions = [_version_of(line) for line in lines]
+    there = Counter(versions)
+    parts = {merge.version: len(merge.parts) for merge in merges}
+    kept = [
+        line
+        for line, version in zip(lines, versions, strict=True)
+        if version is None or (version <= newest and there[version] >= parts.get(version, 0))
+    ]
+    if len(kept) < len(lines):
+        with written_whole(path) as file:
+            file.writelines(kept)
+
+
+def _version_of(line: bytes) -> int | None:
+    """That of a merged result; None for any other line."""
+    if MERGED not in line[:200]:
+        return None
+    return int(_last([line], "version"))
 
 
 def _where(at: RunsAt) -> dict[str, Any]:

@@ -104,6 +104,31 @@ def probe(run: str) -> str:
     return f"speedo:{run}:probe"
 
 
+def epoch(run: str) -> str:
+    """The epoch of the run's master: what may be written by one that has a lease depends on it."""
+    return f"speedo:{run}:epoch"
+
+
+def lease(run: str) -> str:
+    """Who has the run at present; it expires."""
+    return f"speedo:{run}:lease"
+
+
+def journal(run: str) -> str:
+    """The journal's entry for the newest version that can be seen."""
+    return f"speedo:{run}:journal"
+
+
+def standby(run: str) -> str:
+    """The note of the standby that follows a run."""
+    return f"speedo:{run}:standby"
+
+
+def parcel(run: str, standby: str, number: int) -> str:
+    """A part of the run directory on its way to a standby."""
+    return f"speedo:{run}:parcel:{standby}:{number}"
+
+
 def pattern(prefix: str) -> str:
     """Redis's glob pattern for the keys that begin with `prefix`, in which its special characters are escaped."""
     return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"

@@ -104,7 +104,7 @@ class Status:
     `wanted` is the number of workers that the hosts should run; 0 if it is not known yet. `notices` are the latest
     of `noticed` lines for the user: they include what appeared and disappeared between two calls. `master_restarts`
     says why the command has started the master again, each time. `heard_s` is how long ago a worker's last message
-    came; None before the first.
+    came; None before the first. `standby` is the address at which another master may take over; empty if none follows.
     """
 
     state: str
@@ -133,6 +133,7 @@ class Status:
     master_restarts: tuple[str, ...] = ()
     owed: tuple[OwedTurn, ...] = ()
     heard_s: float | None = None
+    standby: str = ""
 
 
 @dataclass(slots=True)
@@ -187,6 +188,7 @@ class StatusBoard:
     log_problem: str = ""
     testing: str = ""
     master_restarts: tuple[str, ...] = ()
+    standby: str = ""
     turns: int = 0
     results: int = 0
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -386,4 +388,5 @@ class StatusBoard:
             self.log_problem,
             testing=self.testing,
             master_restarts=self.master_restarts,
+            standby=self.standby,
         )

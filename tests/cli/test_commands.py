@@ -79,7 +79,7 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
     for name, command in main.commands.items():
         if name in ("train", "master"):
             named = {parameter.name for parameter in command.params}
-            assert named - fields <= {"config_file", "token_file", "cpu"}
+            assert named - fields <= {"config_file", "token_file", "cpu", "standby"}
             options = [one for one in command.params if isinstance(one, click.Option)]
             assert {one.name for one in options if one.hidden} == {"cpu"}
             assert all(one.help or one.hidden for one in options)
@@ -231,6 +231,45 @@ def test_train_with_a_host_is_a_master(monkeypatch: pytest.MonkeyPatch, command:
     assert [(one.host, one.port, file) for one, file in seen] == [
         ("127.0.0.1", 7000, Path("secret"))
     ]
+
+
+def test_a_standby_has_its_masters_options_but_for_its_own_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from speedo.actors import standby
+
+    seen: list[tuple[str, dict[str, object]]] = []
+
+    def serve(address: str, watch: object, **options: object) -> None:
+        seen.append((address, options))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(standby, "serve_standby", serve)
+    words = [
+        "master",
+        "--standby",
+        "10.0.0.5",
+        "--run-dir",
+        "here",
+        "--port",
+        "7000",
+        "--timeout",
+        "9",
+    ]
+    CliRunner().invoke(main, words)
+    places = {"run_dir": Path("here"), "port": 7000, "timeout_s": 9.0, "token_file": None}
+    assert seen == [("10.0.0.5:56126", places)]
+    for wrong, said in (
+        (["--workers", "2"], "--workers: with --standby the run is another master's"),
+        (["--redis", "redis://10.0.0.9"], "--redis: with --standby"),
+        (["solver.prototxt"], "SOLVER: with --standby"),
+        (["--port", "0"], "port is 0"),
+    ):
+        told = CliRunner().invoke(main, ["master", "--standby", "10.0.0.5", *wrong])
+        assert said in str(told.exception or "") + told.stderr
+    told = CliRunner().invoke(main, ["master", "--standby", "10.0.0.5:x"])
+    assert "--standby '10.0.0.5:x' is not HOST or HOST:PORT" in str(told.exception) + told.stderr
+    assert len(seen) == 1
 
 
 def test_a_server_is_a_host_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,7 @@ def at_the_farm(farm: Farm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr("speedo.run.prepare.check_writable", stop_here)
     monkeypatch.setattr("speedo.data.remote.fetch.open_remote", stop_here)
     monkeypatch.setattr(membership, "wait_for_master", stop_here)
+    monkeypatch.setattr("speedo.actors.standby.wait_for_master", stop_here)
     monkeypatch.setattr(membership.time, "sleep", stop_here)  # it waits for its token, as it should
     monkeypatch.setattr(prediction, "predict_all", stop_here)
     monkeypatch.setattr("speedo.study.planning.calibrate_by_measuring.measure", stop_here)

@@ -177,7 +177,7 @@ def test_a_master_or_a_worker_by_ipv6_alone_is_refused_at_once(
     with pytest.raises(ClusterError, match=words):
         serve_master(make_config({"host": host}), Quiet(), token)
     with pytest.raises(ClusterError, match=words):
-        wait_for_master(f"{host}:7000", 60.0, lambda _: None)
+        wait_for_master([f"{host}:7000"], 60.0, lambda _: None)
     (found,) = free_ports(Request(master=f"{host}:7000"))
     assert found.level == "fail"
 
@@ -194,5 +194,5 @@ def test_the_wait_for_a_master_counts_from_the_commands_start() -> None:
         silent.close()
         began = time.monotonic()
         with pytest.raises(ClusterError, match="no master answered"):
-            wait_for_master(f"{address()}:{BASE}", 30.0, lambda _: None, since=began - 30)
+            wait_for_master([f"{address()}:{BASE}"], 30.0, lambda _: None, since=began - 30)
         assert time.monotonic() - began < 20

@@ -8,7 +8,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from speedo.actors.ray_node.ports import resolved
@@ -22,32 +23,34 @@ SILENT_S: Final = 10.0  # a machine that vanished, or a broken network, which ma
 
 
 def wait_for_master(
-    address: str,
+    addresses: Sequence[str],
     timeout_s: float,
     note: Callable[[str], None],
     *,
     returning: bool = False,
     since: float | None = None,
-) -> None:
-    """Return once `address` accepts a connection; raises `ClusterError` with what to do.
+) -> str:
+    """The first of `addresses` that accepts a connection; raises `ClusterError` with what to do.
 
     `returning` says that there was a master before. The `timeout_s` seconds count from `since`, or from now.
     """
-    host, _, port = address.rpartition(":")
     deadline = (time.monotonic() if since is None else since) + timeout_s
     said = returning
-    resolved(host)
+    for address in addresses:
+        resolved(address.rpartition(":")[0])
+    # Where there are two, one of their machines is likely to be gone, and no answer of it is to come.
+    patience_s = min(5.0 if len(addresses) == 1 else ANSWER_S, timeout_s)
     while True:
-        try:
-            connection_to(address, min(5.0, timeout_s)).close()
-            return
-        except OSError:
-            if time.monotonic() >= deadline:
-                raise ClusterError(_missing(host, port, timeout_s, returning)) from None
-            if not said:
-                note(f"waiting for a master at {address}, up to {timeout_s:.0f} s")
-                said = True
-            time.sleep(LOOK_S)
+        for address in addresses:
+            with suppress(OSError):
+                connection_to(address, patience_s).close()
+                return address
+        if time.monotonic() >= deadline:
+            raise ClusterError(_missing(addresses, timeout_s, returning))
+        if not said:
+            note(f"waiting for a master at {addresses[0]}, up to {timeout_s:.0f} s")
+            said = True
+        time.sleep(LOOK_S)
 
 
 def connection_to(address: str, timeout_s: float) -> socket.socket:
@@ -59,11 +62,13 @@ def connection_to(address: str, timeout_s: float) -> socket.socket:
         raise socket.gaierror(socket.EAI_NONAME, "it is not the name of a machine") from None
 
 
-def _missing(host: str, port: str, timeout_s: float, returning: bool) -> str:
+def _missing(addresses: Sequence[str], timeout_s: float, returning: bool) -> str:
+    host, _, port = addresses[0].rpartition(":")
     if returning:
+        places = " or ".join(addresses)
         return (
-            f"the master did not come back at {host}:{port} within {timeout_s:.0f} s: start it again there "
-            "with --resume, and this command too"
+            f"the master did not come back at {places} within {timeout_s:.0f} s: start it again there with --resume, "
+            "and this command too"
         )
     return (
         f"no master answered at {host}:{port} within {timeout_s:.0f} s: start `speedo master --host {host} "

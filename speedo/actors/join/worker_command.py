@@ -86,7 +86,8 @@ def serve_worker(
 
     With a count of 0 this host only serves a range of the center. `threads`, `bind`, `cores` (of each worker) and
     `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for
-    it, each time, and joins again. `command` is the script that each worker runs, here, for a master without a solver.
+    it, or for its standby, each time, and joins again. `command` is the script that each worker runs, here, for a
+    master without a solver.
     `logs` is a folder that keeps the logs; without it they go with a run that ended well. After a signal the workers
     have `grace_s` seconds to hand in what they have; a second one ends them at once. None: left by `speedo leave`.
     """
@@ -104,14 +105,17 @@ def serve_worker(
         folder=str(working_folder()) if command else "",
     )
     stays = crashes = 0
+    addresses = [address]  # and those at which a standby may take over
     while True:
         try:
             since = time.monotonic()
             token = _patient_token(token_file, timeout_s, watch.note)
-            wait_for_master(address, timeout_s, watch.note, returning=stays > 0, since=since)
+            address = wait_for_master(
+                addresses, timeout_s, watch.note, returning=stays > 0, since=since
+            )
             stays += 1
-            here = replace(offer, logs=logs / f"stay-{stays}")
-            ending = _stay(here, token, timeout_s, since, grace_s, watch)
+            here = replace(offer, address=address, logs=logs / f"stay-{stays}")
+            ending = _stay(here, token, timeout_s, since, grace_s, watch, addresses)
         except BaseException:
             if not kept and all(one.name == HOST_LOG for one in logs.rglob("*") if one.is_file()):
                 shutil.rmtree(logs, ignore_errors=True)  # no worker has left its words there
@@ -124,9 +128,10 @@ def serve_worker(
             raise ending.error
         if isinstance(ending, Lost):
             crashes = 0
+            standby = " or at ".join(("there", *(one for one in addresses if one != address)))
             watch.note(
                 f"the master at {address} is gone ({ending.why}); this host's workers were stopped; "
-                f"waiting up to {timeout_s:.0f} s for a master to come back there"
+                f"waiting up to {timeout_s:.0f} s for a master to come back {standby}"
             )
             continue
         crashes = 1 if time.monotonic() - since > HEALTHY_S else crashes + 1
@@ -149,9 +154,18 @@ def _made(logs: Path) -> Path:
 
 
 def _stay(
-    offer: Offer, token: str, timeout_s: float, since: float, grace_s: float, watch: Watch
+    offer: Offer,
+    token: str,
+    timeout_s: float,
+    since: float,
+    grace_s: float,
+    watch: Watch,
+    addresses: list[str],
 ) -> Over | Stopped | Failed | Lost | Crashed:
-    """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses."""
+    """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses.
+
+    The address of a standby is added to `addresses`.
+    """
     lost: list[str] = []
     told: list[float] = []  # by `speedo leave`: the seconds
     with ExitStack() as stack:
@@ -172,7 +186,7 @@ def _stay(
             return Leave(TOLD, told[0]) if told else None
 
         here = replace(offer, block=block)
-        ending = _follow(link, here, node, lost, wish, timeout_s, watch)
+        ending = _follow(link, here, node, lost, wish, timeout_s, watch, addresses)
     if stopped:
         end_as(stopped[0])
     return ending
@@ -220,6 +234,7 @@ def _follow(
     wish: Callable[[], Leave | None],
     timeout_s: float,
     watch: Watch,
+    addresses: list[str],
 ) -> Over | Stopped | Failed | Lost | Crashed:
     """Show what the keeper of this host says until it reports how its stay ended, or whatever else ends it."""
     began = unkept = time.monotonic()
@@ -248,6 +263,8 @@ def _follow(
         elif isinstance(told, Status):
             watch.show(told)
             trains = True
+            if told.standby and told.standby not in addresses:
+                addresses.append(told.standby)
         elif isinstance(told, Over | Failed):
             return told
         elif isinstance(told, Stopped):

@@ -45,7 +45,7 @@ def examine_master(request: Request, secret: str | None) -> tuple[list[Finding],
     if secret is None:
         return [warn("master", "not asked, because there is no token", "fix the token first")], {}
     try:
-        wait_for_master(request.master, REACH_S, lambda _: None)
+        wait_for_master([request.master], REACH_S, lambda _: None)
         facts, ahead = read_facts(request.master, secret)
     except ClusterError as error:
         return [fail("master", str(error))], {}

@@ -1,0 +1,112 @@
+"""What a run has while it trains: Redis and Ray, its lease, and the copies of its directory elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from speedo.actors.attempts import PASSING, way_on
+from speedo.actors.ray_node import session
+from speedo.data.remote.run_copy import RunCopy
+from speedo.engines.record_watch import RecordWatch
+from speedo.errors import FencedError, RunInterrupted, StoreError
+from speedo.run.kept_lease import KeptLease
+from speedo.run.prepare import Prepared
+from speedo.run.result import RunResult
+from speedo.run.settings import RunSettings
+from speedo.run.standby_copy import RunMirror
+from speedo.storage.redis.store import RedisStore
+
+if TYPE_CHECKING:
+    from speedo.actors.master_process import MasterProcess
+
+FAREWELL_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """A run whose Redis and Ray are up; `head` is our own Ray's.
+
+    `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
+    """
+
+    prepared: Prepared
+    settings: RunSettings
+    head: session.Head | None
+    scratch: Path
+    records: RecordWatch
+    keep_redis: Callable[[], None]
+    copy: RunCopy | None = None
+    mirror: RunMirror | None = None
+    lease: KeptLease | None = None
+    show_output: Callable[[], None] = lambda: None  # of a script, as far as there is any
+
+    def lost(self) -> str | None:
+        """What this machine needs for the run and has lost."""
+        if self.head is not None and (kind := self.head.dead()):
+            return f"Ray's {kind} process on this machine died"
+        try:
+            self.keep_redis()
+        except StoreError as error:
+            return str(error)
+        return None
+
+    def require(self) -> None:
+        """Raises `RunInterrupted` if something is lost, `FencedError` if the run is another command's."""
+        if self.lease is not None:
+            self.lease.check()
+        if lost := self.lost():
+            raise RunInterrupted(lost, way_on(self.prepared.run_dir))
+
+    def kept_elsewhere(self, result: RunResult) -> RunResult:
+        """The result once the run directory is copied to `--copy-to`, and the standby has it, and knows that the run is
+        over; what could not be is one of its problems."""
+        told, patience_s = list(result.problems), self.prepared.config.timeout
+        if self.copy is not None and (problem := self.copy.finish(patience_s)):
+            told.append(
+                f"{self.copy.uri} lacks a part of the run: {problem}; {result.run_dir} has all of it"
+            )
+        if self.mirror is not None and (problem := self.mirror.finish(patience_s)):
+            told.append(problem)
+        if self.lease is not None:
+            try:
+                self.lease.end(over=True)
+            except StoreError as error:
+                told.append(f"a standby may take this run for one that goes on: {error}")
+        return replace(result, problems=tuple(told))
+
+
+def with_mirror(
+    servers: Servers,
+    lease: KeptLease,
+    master: MasterProcess,
+    note: Callable[[str], None],
+    stack: ExitStack,
+) -> Servers:
+    """The same with what sends the run to a standby, if one comes, until the `stack` ends."""
+    settings = servers.settings
+    store = RedisStore(settings.redis_url, ca_pem=settings.redis_ca)
+    told: list[object] = ["", None]  # the address, and which master knows it
+
+    def tell(address: str) -> None:
+        if address:
+            lease.told_of_standby()
+        if told != [address, master.actor]:
+            told[:] = address, master.actor
+            master.actor.tell_standby.remote(address)
+
+    mirror = RunMirror(store, settings.run, servers.prepared.run_dir, note, tell)
+    stack.push(partial(_end_mirror, mirror))
+    mirror.start()
+    return replace(servers, mirror=mirror)
+
+
+def _end_mirror(mirror: RunMirror, kind: object, error: object, trace: object) -> None:
+    """A standby goes on with a run that this command could not, but not where a mistake or a person has ended it."""
+    if error is not None and not isinstance(error, (*PASSING, FencedError)):
+        mirror.finish(FAREWELL_S, str(error) or "it was interrupted")
+    mirror.close()
