@@ -259,6 +259,9 @@ class RunConfig(_Run):
     precision: Annotated[Precision, Option(
         "Precision of the workers' computation with torch; weights, losses, updates and tests stay float32.",
         source="it trains the same model as Caffe", group=COMPUTING)] = "float32"
+    micro_batch: Annotated[str | None, BeforeValidator(_as_text), Option(
+        "Records that go through the net at a time, with torch; the step is that of the batch. auto: as many as fit "
+        "the memory.", WholeOr(AUTO, 1, LARGEST_INT32), usual="the batch", group=COMPUTING, metavar="N|auto")] = None
     threads: Annotated[str, BeforeValidator(_as_text), Option(
         "BLAS threads of each worker; auto: the cores of a host divided by its workers.", THREADS,
         source="chosen: of Caffe's layers only matrix products use more", group=COMPUTING, metavar="N|auto")] = "1"

@@ -11,6 +11,7 @@ from torch import Tensor
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import count
 from speedo.engines.pytorch.layers.bottoms import wide
+from speedo.engines.pytorch.layers.losses import loss_of_parts
 from speedo.engines.pytorch.layers.options import choice
 
 
@@ -45,6 +46,10 @@ class SmoothL1Loss(Layer):
         elif param.HasField("normalize") and param.normalize:
             self._normalization = "VALID"
         return [()]
+
+    def loss_of_parts(self) -> str:
+        """See `Layer.loss_of_parts`."""
+        return loss_of_parts(self._normalization, None)
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         first, *others = map(wide, bottoms)
