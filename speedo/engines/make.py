@@ -29,12 +29,14 @@ CAFFE_REMEDY: Final = install_pycaffe()
 class EngineChoice:
     """What computes, on which device and how precisely, as the options say. The last two are for PyTorch alone.
 
-    `device` is `auto`, `cpu`, `cuda` or `cuda:N`; the methods make it one device of this machine.
+    `device` is `auto`, `cpu`, `cuda` or `cuda:N`; the methods make it one device of this machine. `micro_batch` are the
+    records that go through the net at a time, `auto`, or nothing for a whole batch.
     """
 
     engine: EngineName = "caffe"
     device: str = "auto"
     precision: Precision = "float32"
+    micro_batch: str = ""
 
     @property
     def name(self) -> str:
@@ -167,6 +169,7 @@ def make_engine(
         threads=1 if threads is None else threads,
         device=choice.of_worker(0).device,
         precision=choice.precision,
+        micro_batch=choice.micro_batch,
     )
 
 

@@ -33,7 +33,8 @@ def decided_engine(config: RunConfig, note: Callable[[str], None]) -> EngineName
 
 def decided_choice(config: RunConfig) -> EngineChoice:
     """What a run computes with, of which `decided_engine` has decided the engine; until then Caffe."""
-    return EngineChoice(config.engine or "caffe", config.device, config.precision)
+    micro_batch = config.micro_batch or ""
+    return EngineChoice(config.engine or "caffe", config.device, config.precision, micro_batch)
 
 
 def choice_of(

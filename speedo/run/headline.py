@@ -60,11 +60,21 @@ def headline(prepared: Prepared) -> list[str]:
         *(
             []
             if config.engine != "torch"
-            else [f"engine torch, device {config.device}, {config.precision}"]
+            else [f"engine torch, device {config.device}, {config.precision}{_in_parts(prepared)}"]
         ),
         *_not_divided(prepared),
         *(prepared.resumed.notes(config.workers) if prepared.resumed else ()),
     ]
+
+
+def _in_parts(prepared: Prepared) -> str:
+    config, spec = prepared.config, prepared.spec
+    if config.micro_batch is None:
+        return ""
+    statistics = (
+        ", each with BatchNorm's statistics of its own" if "BatchNorm" in spec.layer_types else ""
+    )
+    return f", batches in parts ({config.micro_batch} records{statistics})"
 
 
 def _not_divided(prepared: Prepared) -> list[str]:

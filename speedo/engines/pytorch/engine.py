@@ -20,16 +20,17 @@ from google.protobuf import text_format
 from torch import Tensor
 
 from speedo.engines.base import Done, Schedule, nobody
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
 from speedo.engines.pytorch.memory import is_lack_of_memory
+from speedo.engines.pytorch.micro_batch import MicroBatches, lacks_memory, micro_batches
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.pytorch.updates import ParameterUpdate
-from speedo.engines.schema import caffe_schema
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import multipliers
@@ -48,8 +49,9 @@ class PytorchEngine:
 
     `rank` and `count` choose the shard of the data layers. Test nets in the text are built at the first `evaluate`.
     `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves
-    them. `device` is "cpu", "cuda" or "cuda:N", `precision` "float32" or "bfloat16". `python_layers` and `scratch` are
-    those of `PycaffeEngine`, and are not needed here.
+    them. `device` is "cpu", "cuda" or "cuda:N", `precision` "float32" or "bfloat16". `micro_batch` are the records that
+    go through the net at a time, or "auto"; empty for all of a batch (`speedo.engines.pytorch.micro_batch`).
+    `python_layers` and `scratch` are those of `PycaffeEngine`, and are not needed here.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class PytorchEngine:
         threads: int | None = 1,
         device: str = "cpu",
         precision: str = "float32",
+        micro_batch: str = "",
     ) -> None:
         if not 0 <= rank < count:
             raise EngineError(
@@ -82,7 +85,7 @@ class PytorchEngine:
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
         self._rate = float32(lr_policy.rate(0))
-        parameter = caffe_schema().SolverParameter()
+        parameter = caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._parameter = parameter.train_net_param
         self._fields = SolverFields.from_solver(parameter)
@@ -97,6 +100,8 @@ class PytorchEngine:
             folder=folder,
             precision=self._precision,
             channels_last=channels_last,
+            form=parameter.ap_version,
+            each_class=parameter.show_per_class_result,
         )
         # Caffe adds the rank, so that workers drop out different units (Caffe: solver.cpp, Init).
         torch.manual_seed(seed + rank) if seed >= 0 else torch.seed()
@@ -111,7 +116,12 @@ class PytorchEngine:
             channels_last=channels_last,
         )
         self._parameters = self._net.parameters
-        self._inner = inner_products(self._net)
+        try:
+            self._micro = micro_batches(self._net, micro_batch)
+        except EngineError:
+            self._net.close()
+            raise
+        self._inner = inner_products(self._net) if self._micro is None else {}
         blobs = multipliers(self._parameter, self.layout)
         self._update = ParameterUpdate(self._fields, self.layout, blobs, self._net.flat)
         try:
@@ -210,6 +220,8 @@ class PytorchEngine:
 
     def products(self) -> tuple[Product, ...]:
         """See `Engine.products`."""
+        if self._micro is not None:
+            return ()
         return products(self._net, self._fields.iter_size * self._batches)
 
     def gradient(
@@ -226,7 +238,7 @@ class PytorchEngine:
             room = parameters.room_for(out)
             leaving = LeavingGradient(parameters, room, batches, done if on_host else nobody)
             with leaving.as_factors(self._inner, factors):
-                losses = self._accumulate(batches, leaving.backward)
+                losses = self._accumulate(batches, leaving)
             parameters.clear_gradients()
             if not on_host:
                 parameters.deliver(room, out)
@@ -323,10 +335,11 @@ class PytorchEngine:
         self._net.close()
         del self._net, self._parameters, self._update, self._inner
 
-    def _accumulate(
-        self, batches: int, backward: Callable[[Tensor], None] = backward_of
-    ) -> list[Tensor]:
+    def _accumulate(self, batches: int, leaving: LeavingGradient | None = None) -> list[Tensor]:
         """Sum the gradients of `batches` batches; their losses, which may still be computed."""
+        if self._micro is not None:
+            return self._accumulate_parts(self._micro, batches, leaving)
+        backward = backward_of if leaving is None else leaving.backward
         self._parameters.clear_gradients()
         losses = []
         for _ in range(batches):
@@ -335,6 +348,29 @@ class PytorchEngine:
             losses.append(loss.detach())
             backward(loss)
         return losses
+
+    def _accumulate_parts(
+        self, micro: MicroBatches, batches: int, leaving: LeavingGradient | None
+    ) -> list[Tensor]:
+        """The same with batches in parts; where the memory does not suffice, once more with smaller ones."""
+        read: list[dict[int, Tensor]] = []
+        backward = backward_of if leaving is None else leaving.backward
+        before = self._parameters.read_statistics()
+        while True:
+            self._parameters.clear_gradients()
+            if leaving is not None:
+                leaving.begin(batches * micro.parts)
+            losses: list[Tensor] = []
+            try:
+                for number in range(batches):
+                    if number == len(read):
+                        read.append(self._net.read())
+                    losses.append(micro.loss(read[number], backward, self._precision))
+                return losses
+            except (RuntimeError, EngineError) as error:
+                if not lacks_memory(error) or not micro.halve():
+                    raise
+            self._parameters.write_statistics(before)
 
     def _apply(
         self,
@@ -375,7 +411,7 @@ class PytorchEngine:
         except RuntimeError as error:
             if is_lack_of_memory(error):
                 raise EngineError(
-                    f"{self._device} has too little memory: use a smaller batch_size, or fewer workers on it"
+                    f"{self._device} has too little memory: use --micro-batch auto, or fewer workers on it"
                 ) from error
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise EngineError(f"PyTorch failed: {first}") from error

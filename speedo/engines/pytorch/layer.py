@@ -77,6 +77,17 @@ class Layer(ABC):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         """The tops, by differentiable operations; `blobs` are those that `setup` declared."""
 
+    def loss_of_parts(self) -> str:
+        """How its loss follows from those of parts of a batch: `mean` weighted by records, `sum`, or `counted`.
+
+        `counted` is a mean weighted by what `counted` gives; empty for one that is made for each record.
+        """
+        return ""
+
+    def counted(self, labels: Tensor) -> Tensor:
+        """How many of these labels, its second bottom, its loss is divided by."""
+        raise NotImplementedError
+
     def checked(self, index: Tensor, size: int, what: str) -> Tensor:
         """`index`, of whole numbers, which must be from 0 to `size` - 1. Raises `EngineError` where one is not.
 

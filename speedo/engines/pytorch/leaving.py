@@ -14,6 +14,7 @@ from speedo.engines.base import Done
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layers.inner_product import InnerProduct
 from speedo.engines.pytorch.net import Net
+from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product
 
 
@@ -49,6 +50,7 @@ def backward_of(loss: Tensor) -> None:
 class LeavingGradient:
     """The sum over `batches` backward passes, divided by that, in `whole`; parts of it are `done` in the last one.
 
+    A batch that goes through in parts has several passes: `begin` says how many there will be in all.
     To be made before the first forward pass: BatchNorm's running sums have their change in `whole`.
     """
 
@@ -57,8 +59,16 @@ class LeavingGradient:
         self._before = parameters.read_statistics()
         self._blobs = list(parameters.layout.slices())
         self._left = set(range(len(self._blobs)))
-        self._batch = 0
+        self._batch, self._passes = 0, batches
         self._apart: set[int] = set()
+
+    def begin(self, passes: int) -> None:
+        """Begin, or begin once more, with this many backward passes. Raises `EngineError` if a part is done already."""
+        if len(self._left) < len(self._blobs):
+            raise EngineError(
+                "the memory was used up in the last part of a batch: use a smaller --micro-batch"
+            )
+        self._batch, self._passes = 0, passes
 
     @contextmanager
     def as_factors(
@@ -81,7 +91,7 @@ class LeavingGradient:
     def backward(self, loss: Tensor) -> None:
         """The backward pass of the next batch."""
         self._batch += 1
-        if self._batch < self._batches:
+        if self._batch < self._passes:
             backward_of(loss)
             return
         self._parameters.read_statistics_change(self._before, self._whole)

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from speedo.engines.pytorch.data import SOURCES
 from speedo.engines.pytorch.data.source import BatchSource
-from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
+from speedo.engines.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
 from speedo.engines.pytorch.layers import LAYERS
+from speedo.engines.pytorch.layers.detection import DetectionEvaluate
 from speedo.engines.pytorch.memory import is_lack_of_memory
-from speedo.engines.pytorch.refused import REFUSED
+from speedo.engines.pytorch.refused import REFUSED, type_here
 from speedo.engines.pytorch.wiring import (
     Wired,
     check_gradients,
@@ -34,7 +35,9 @@ from speedo.engines.pytorch.wiring import (
 from speedo.errors import EngineError
 from speedo.exchange.vector import Blob, Layout
 
-_CONVOLUTIONS = frozenset({"Convolution", "Deconvolution"})
+_CONVOLUTIONS = frozenset(
+    {"Convolution", "Deconvolution", "ConvolutionDepthwise", "DepthwiseConvolution"}
+)
 _PERMISSIVE = 1  # ParamSpec.DimCheckMode
 _AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
 
@@ -93,6 +96,15 @@ class Net:
         return [wired.layer for wired in self._wired]
 
     @property
+    def wired(self) -> Sequence[Wired]:
+        return self._wired
+
+    @property
+    def all_shapes(self) -> Sequence[Shape]:
+        """The shape of each value, by its number."""
+        return self._shapes
+
+    @property
     def bound(self) -> list[list[Tensor]]:
         """The blobs of each layer: those of the `parameters`, or parts of them that do not learn."""
         return [wired.blobs for wired in self._wired]
@@ -120,14 +132,49 @@ class Net:
         return {name: self._shapes[number] for name, number in self._names.items()}
 
     @property
+    def judged_boxes(self) -> frozenset[str]:
+        """The outputs that a DetectionEvaluate layer makes."""
+        tops = {
+            n
+            for wired in self._wired
+            if isinstance(wired.layer, DetectionEvaluate)
+            for n in wired.tops
+        }
+        return frozenset(name for name, number in self._outputs.items() if number in tops)
+
+    @property
     def batch(self) -> int:
         """Leading extent of the first layer's first top; 0 if it has none."""
         tops = self._wired[0].tops if self._wired else ()
         shape = self._shapes[tops[0]] if tops else ()
         return shape[0] if shape else 0
 
-    def forward(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the next batch, for a backward pass, and the outputs without gradient."""
+    def read(self) -> dict[int, Tensor]:
+        """The tops of the data layers for the next batch, by their numbers, where the layers made them."""
+        return {
+            number: top
+            for wired in self._wired
+            if isinstance(wired.layer, SourceLayer)
+            for number, top in zip(wired.tops, wired.layer.forward([], []), strict=True)
+        }
+
+    def value(self, number: int, given: Mapping[int, Tensor]) -> Tensor:
+        """The value of this number for these tops of the data layers; computes what it depends on."""
+        if number in given:
+            return given[number]
+        wired = next(one for one in self._wired if number in one.tops)
+        bottoms = [self.value(bottom, given) for bottom in wired.bottoms]
+        return wired.layer.forward(bottoms, wired.blobs)[wired.tops.index(number)]
+
+    def forward(
+        self,
+        given: Mapping[int, Tensor] | None = None,
+        weights: Mapping[int, float | Tensor] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the next batch, for a backward pass, and the outputs without gradient.
+
+        `given` has the tops of the data layers, which then read nothing; `weights` those of losses, besides their own.
+        """
         values: list[Tensor | None] = [None] * len(self._shapes)
         total: Tensor | None = None
         for wired in self._wired:
@@ -141,7 +188,10 @@ class Net:
                     for index, blob in enumerate(blobs)
                 ]
             try:
-                tops = wired.layer.forward(bottoms, blobs)
+                if given is not None and isinstance(wired.layer, SourceLayer):
+                    tops = [given[number] for number in wired.tops]
+                else:
+                    tops = wired.layer.forward(bottoms, blobs)
             except RuntimeError as error:
                 raise _failed(wired.layer, error) from error
             if not wired.bottoms:
@@ -150,6 +200,8 @@ class Net:
                 values[number] = top
             for at, weight, with_gradient in wired.losses:
                 loss = _weighted(tops[at] if with_gradient else tops[at].detach(), weight)
+                if weights is not None and wired.tops[at] in weights:
+                    loss = loss * weights[wired.tops[at]]
                 total = loss if total is None else total + loss
             for number in wired.used_up:
                 values[number] = None
@@ -211,8 +263,9 @@ class Net:
 
     def _add(self, param: Any, place: Place, unread: set[str]) -> None:
         """Wire and set up one layer."""
-        kind = LAYERS.get(param.type) or SOURCES.get(param.type)
-        if param.type in REFUSED:
+        known = type_here(param)
+        kind = LAYERS.get(known) or SOURCES.get(known)
+        if known in REFUSED:
             raise EngineError(f"layer {param.name!r} ({param.type}) {REFUSED[param.type]}")
         if kind is None:
             raise EngineError(
@@ -273,9 +326,9 @@ class Net:
             layer = wired.layer
             for number, spec in enumerate(layer.blobs):
                 key = (index, number)
-                name = _param_name(layer, number)
+                name = param_name(layer, number)
                 if name:
-                    _note_multipliers(layer, number, multipliers.setdefault(name, {}))
+                    note_multipliers(layer, number, multipliers.setdefault(name, {}))
                 if name and name in named:
                     owner = named[name]
                     self._check_shared(name, owner, wired, number)
@@ -291,7 +344,7 @@ class Net:
                     named.setdefault(name, key)
         self.parameters = FlatParameters(Layout(tuple(owned)), self.device)
         for leaf, (layer, number, spec) in zip(self.parameters.leaves, specs, strict=True):
-            _first_values(leaf, layer, number, spec)
+            first_values(leaf, layer, number, spec)
         for index, wired in enumerate(self._wired):
             for number, spec in enumerate(wired.layer.blobs):
                 key = (index, number)
@@ -299,7 +352,7 @@ class Net:
                     blob = found[key]
                 else:
                     blob = self.parameters.leaves[owners[key]]
-                    if spec.statistic or _lr_mult(wired.layer, number) <= 0:
+                    if spec.statistic or lr_mult(wired.layer, number) <= 0:
                         blob = blob.detach()
                     else:
                         blob.requires_grad_()
@@ -368,41 +421,6 @@ def _phase_of(param: Any, phase: str) -> str:
     return str(values[param.phase].name)
 
 
-def _param_name(layer: Layer, number: int) -> str:
-    return str(layer.param.param[number].name) if number < len(layer.param.param) else ""
-
-
-def _note_multipliers(layer: Layer, number: int, said: dict[str, float]) -> None:
-    """Note what is said of a shared blob; Caffe refuses two values (Caffe: net.cpp, AppendParam)."""
-    spec = layer.param.param[number]
-    for field in ("lr_mult", "decay_mult"):
-        value = float(getattr(spec, field))
-        if spec.HasField(field) and said.setdefault(field, value) != value:
-            raise layer.refuse(
-                f"shares the param {spec.name!r} with {field} {value:g}, and another layer with "
-                f"{said[field]:g}: give both one value"
-            )
-
-
-def _lr_mult(layer: Layer, number: int) -> float:
-    return float(layer.param.param[number].lr_mult) if number < len(layer.param.param) else 1.0
-
-
-def _first_values(leaf: Tensor, layer: Layer, number: int, spec: BlobSpec) -> None:
-    """Draw them, or take those that the prototxt itself has (Caffe: layer.hpp)."""
-    if layer.param.blobs:
-        given = layer.param.blobs[number] if number < len(layer.param.blobs) else None
-        values = [] if given is None else given.data or given.double_data
-        if len(values) != leaf.numel():
-            raise layer.refuse(
-                f"has blobs of its own, and blob {number} has {len(values)} values instead of {leaf.numel()}: "
-                "correct or remove blobs"
-            )
-        leaf.copy_(torch.tensor(values, dtype=torch.float32).view(leaf.shape))
-    elif spec.filler is not None:
-        leaf.copy_(fill(spec.filler, tuple(spec.shape)))
-
-
 def _weighted(top: Tensor, weight: float) -> Tensor:
     top = top.float()
     if top.dim():
@@ -428,7 +446,9 @@ def _failed(layer: Layer, error: RuntimeError) -> EngineError:
     lines = str(error).strip().splitlines()
     first = lines[0] if lines else type(error).__name__
     if is_lack_of_memory(error):
-        return layer.refuse(f"found too little memory ({first}): use a smaller batch_size")
+        return layer.refuse(
+            f"found too little memory ({first}): use --micro-batch auto, or a smaller batch_size"
+        )
     return layer.refuse(f"failed in PyTorch: {first}")
 
 

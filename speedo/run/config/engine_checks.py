@@ -19,6 +19,8 @@ class Computes(Protocol):
     def device(self) -> str: ...
     @property
     def precision(self) -> Precision: ...
+    @property
+    def micro_batch(self) -> str | None: ...
 
 
 def problems_of_engine(config: Computes) -> list[str]:
@@ -33,6 +35,10 @@ def problems_of_engine(config: Computes) -> list[str]:
         found.append(
             f"precision is {config.precision}, but Caffe computes with float32 alone; leave precision out, or use "
             "--engine torch"
+        )
+    if config.engine == "caffe" and config.micro_batch:
+        found.append(
+            "micro_batch is for the engine torch; leave it out and set iter_size in the solver, or use --engine torch"
         )
     return found
 

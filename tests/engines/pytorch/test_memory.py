@@ -33,9 +33,9 @@ def test_lack_of_memory_on_a_cpu_is_told_from_other_failures() -> None:
     [
         (
             "forward",
-            r"layer 'sig' \(Sigmoid\) found too little memory .*: use a smaller batch_size",
+            r"layer 'sig' \(Sigmoid\) found too little memory .*: use --micro-batch auto, or",
         ),
-        ("backward", "cpu has too little memory: use a smaller batch_size, or fewer workers on it"),
+        ("backward", "cpu has too little memory: use --micro-batch auto, or fewer workers on it"),
     ],
 )
 def test_a_step_that_finds_no_memory_says_what_to_do(

@@ -35,6 +35,13 @@ class _WithGradient(torch.autograd.Function):
         return gradient * gradients[0], None, None
 
 
+def loss_of_parts(normalization: str, ignored: int | None) -> str:
+    """See `Layer.loss_of_parts`; without `ignored` each label counts."""
+    if normalization == "NONE":
+        return "sum"
+    return "counted" if normalization == "VALID" and ignored is not None else "mean"
+
+
 class Loss(Layer):
     """A layer with a scalar top that compares its first bottom with its second."""
 
@@ -48,6 +55,17 @@ class Loss(Layer):
                 "must be the batch"
             )
         return [()]
+
+    _normalization = "BATCH_SIZE"
+    _ignored: int | None = None
+
+    def loss_of_parts(self) -> str:
+        """See `Layer.loss_of_parts`."""
+        return loss_of_parts(self._normalization, self._ignored)
+
+    def counted(self, labels: Tensor) -> Tensor:
+        """See `Layer.counted`."""
+        return labels.long().ne(self._ignored or 0).sum()
 
     def labels(self, bottom: Tensor) -> Tensor:
         """The labels as one row of integers."""

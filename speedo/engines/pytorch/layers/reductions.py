@@ -127,6 +127,12 @@ class Reduction(Layer):
         self._operation, self._coefficient = choice(param, "operation"), param.coeff
         return [bottoms[0][: self._axis]]
 
+    def loss_of_parts(self) -> str:
+        """See `Layer.loss_of_parts`."""
+        if self._axis:
+            return ""
+        return "mean" if self._operation == "MEAN" else "sum"
+
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         bottom = bottoms[0].float().flatten(self._axis)
         if self._operation == "ASUM":

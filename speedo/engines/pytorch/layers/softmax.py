@@ -11,6 +11,7 @@ from torch import Tensor
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import canonical_axis, count
 from speedo.engines.pytorch.layers.bottoms import checked_labels
+from speedo.engines.pytorch.layers.losses import loss_of_parts
 
 _LEAST = float(torch.finfo(torch.float32).tiny)  # FLT_MIN, below which Caffe takes no logarithm
 
@@ -55,7 +56,7 @@ class _Labelled(Layer):
         scores = bottoms[0].reshape(outer, self._classes, inner).float()
         return scores, bottoms[1].detach().reshape(outer, 1, inner).long()
 
-    def counted(self, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    def indices(self, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """The labels, 0 for those that are ignored; and which are not, or None for all."""
         valid = None if self._ignored is None else labels != self._ignored
         index = labels if valid is None else labels * valid
@@ -84,12 +85,20 @@ class SoftmaxWithLoss(_Labelled):
             self._normalization = str(kinds.values_by_number[loss.normalization].name)
         return [(), bottoms[0]][: len(self.param.top)]
 
+    def loss_of_parts(self) -> str:
+        """See `Layer.loss_of_parts`."""
+        return loss_of_parts(self._normalization, self._ignored)
+
+    def counted(self, labels: Tensor) -> Tensor:
+        """See `Layer.counted`."""
+        return labels.long().ne(self._ignored or 0).sum()
+
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scores, labels = self.scores_and_labels(bottoms)
         divisor = {"FULL": labels.numel(), "BATCH_SIZE": len(labels), "NONE": 1}.get(
             self._normalization
         )
-        loss, probability = _SoftmaxLoss.apply(scores, *self.counted(labels), divisor)  # type: ignore[no-untyped-call]
+        loss, probability = _SoftmaxLoss.apply(scores, *self.indices(labels), divisor)  # type: ignore[no-untyped-call]
         return [loss, probability.reshape(bottoms[0].shape)][: len(self.param.top)]
 
 
@@ -141,7 +150,7 @@ class Accuracy(_Labelled):
     @torch.no_grad()
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scores, labels = self.scores_and_labels(bottoms)
-        index, valid = self.counted(labels)
+        index, valid = self.indices(labels)
         valid = torch.ones_like(index, dtype=torch.bool) if valid is None else valid
         true = scores.gather(1, index)
         better = (scores >= true).sum(1, keepdim=True) - 1  # the label itself is among them

@@ -14,8 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, place_for_sockets
 from speedo.study.doctor.base import Check, Finding, Request, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
@@ -144,26 +142,6 @@ def temporary(request: Request) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield ok("shared-memory", f"{size(shared)} free in {SHARED}")
-
-
-def free_memory() -> int:
-    """Bytes of memory that processes here can still allocate: the machine's, or less if the container has a limit."""
-    free = int(psutil.virtual_memory().available)
-    for most, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):  # fmt: skip
-        limit, taken = _words(most), _words(used)
-        if limit and taken and limit[0].isdigit() and taken[0].isdigit():
-            free = min(free, max(int(limit[0]) - int(taken[0]), 0))
-    return free
-
-
-def _words(file: str) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="ascii").split()
-    except OSError:
-        return []
 
 
 CHECKS: Final = (Check(installed, "installed"), Check(temporary, quick=True))

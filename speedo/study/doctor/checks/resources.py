@@ -10,7 +10,7 @@ from typing import Final
 
 from speedo.storage.shared_memory.folder import MEMORY, room_for
 from speedo.study.doctor.base import Check, Finding, Request, fail, graded, ok, size
-from speedo.study.doctor.checks.machine import free_memory
+from speedo.system.free_memory import free_memory
 
 RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared
 TORCH_BYTES: Final = 210_000_000  # PyTorch more than Caffe, measured with 2.13 for the CPU

@@ -1,0 +1,200 @@
+"""A batch that goes through the net in parts: fewer records at a time take less memory, and the step is that of all.
+
+The gradients of the parts are added. Each loss is weighted so that the sum over the parts is that of the whole batch,
+whatever it is divided by. What mixes records otherwise is refused by name, except BatchNorm, whose statistics are those
+of each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from speedo.engines.pytorch.memory import is_lack_of_memory
+from speedo.engines.pytorch.net import Net
+from speedo.engines.pytorch.wiring import Wired
+from speedo.errors import EngineError
+from speedo.system.free_memory import free_memory
+
+AUTO: Final = "auto"
+_LEAVE_IT_OUT: Final = "leave --micro-batch out"
+# They read the first axis as time, as images of regions, or by the values of others.
+_MIXING: Final = frozenset(
+    {
+        "RNN", "LSTM", "LSTMUnit", "BatchReindex", "Filter", "AnnotatedData", "MultiBoxLoss", "DetectionOutput",
+        "DetectionEvaluate", "Proposal", "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling",
+    }
+)  # fmt: skip
+# Of a GPU's memory; more in use after the first step, and the parts are halved once more.
+_FULL: Final = 0.92
+
+Tops = Mapping[int, Tensor]
+
+
+class MicroBatches:
+    """The batches of a net in parts of `wanted` records, or with `auto` of as many as fit the memory.
+
+    Raises `EngineError` for a net whose loss does not follow from those of parts.
+    """
+
+    def __init__(self, net: Net, wanted: str) -> None:
+        self._net, self._auto = net, wanted == AUTO
+        self.batch = net.batch
+        self._losses = _losses_of(net)
+        self.size = self._first_size() if self._auto else min(int(wanted), self.batch)
+        self._checked = not self._auto
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is divided."""
+        return -(-self.batch // self.size)
+
+    def halve(self) -> bool:
+        """Take half as many records at a time from now on; False where a part is one record already."""
+        if self.size < 2:
+            return False
+        self.size = -(-self.size // 2)
+        if self._net.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return True
+
+    def loss(
+        self, batch: Tops, backward: Callable[[Tensor], None], precision: Callable[[], Any]
+    ) -> Tensor:
+        """The loss of a batch that `Net.read` gave; `backward` is called with the loss of each part.
+
+        `precision` is the context of a forward pass.
+        """
+        counts = self._counts(batch)
+        total = torch.zeros((), device=self._net.device)
+        for records, part in self._divided(batch):
+            weights = self._weights(records, part, counts)
+            with precision():
+                loss, _ = self._net.forward(part, weights)
+            total += loss.detach()
+            backward(loss)
+        self._keep_room()
+        return total
+
+    def _divided(self, batch: Tops) -> Iterator[tuple[int, Tops]]:
+        """The number of records and the tops of each part; what is no record is whole in each."""
+        for start in range(0, self.batch, self.size):
+            stop = min(start + self.size, self.batch)
+            yield (
+                stop - start,
+                {
+                    number: top[start:stop] if top.dim() and len(top) == self.batch else top
+                    for number, top in batch.items()
+                },
+            )
+
+    def _weights(
+        self, records: int, part: Tops, counts: Mapping[int, Tensor]
+    ) -> dict[int, float | Tensor]:
+        """By the number of its top the weight of each loss of a part."""
+        weights: dict[int, float | Tensor] = {}
+        for number, (wired, how) in self._losses.items():
+            if how == "mean":
+                weights[number] = records / self.batch
+            elif how == "counted":
+                weights[number] = self._counted(wired, part).clamp(min=1) / counts[number].clamp(
+                    min=1
+                )
+        return weights
+
+    def _counts(self, batch: Tops) -> dict[int, Tensor]:
+        """What the losses that divide by a number of labels divide by, of the whole batch."""
+        found: dict[int, Tensor] = {}
+        for number, (wired, how) in self._losses.items():
+            if how == "counted":
+                found[number] = torch.stack(
+                    [self._counted(wired, part) for _, part in self._divided(batch)]
+                ).sum()
+        return found
+
+    @torch.no_grad()
+    def _counted(self, wired: Wired, part: Tops) -> Tensor:
+        return wired.layer.counted(self._net.value(wired.bottoms[1], part))
+
+    def _first_size(self) -> int:
+        """The largest part, by halves, whose values and gradients take half of the free memory; a GPU tells itself."""
+        size = self.batch
+        if self._net.device.type == "cuda":
+            return size
+        for_one = sum(8 * shape.numel() for shape in map(torch.Size, self._net.all_shapes)) / max(
+            1, self.batch
+        )
+        free = free_memory() / 2
+        while size > 1 and size * for_one > free:
+            size = -(-size // 2)
+        return size
+
+    def _keep_room(self) -> None:
+        """After the first step on a GPU: halve the parts if it is nearly full."""
+        if self._checked or self._net.device.type != "cuda":
+            return
+        self._checked = True
+        _, whole = torch.cuda.mem_get_info(self._net.device)
+        if torch.cuda.max_memory_reserved(self._net.device) > _FULL * whole:
+            self.halve()
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether the error, or what it came from, is a lack of memory."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and is_lack_of_memory(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _losses_of(net: Net) -> dict[int, tuple[Wired, str]]:
+    """By the number of its top each loss, and how it follows from those of parts: `sum`, `mean` or `counted`."""
+    found: dict[int, tuple[Wired, str]] = {}
+    varying: set[int] = set()  # values with a row for each record
+    for wired in net.wired:
+        layer = wired.layer
+        if layer.param.type in _MIXING:
+            raise layer.refuse(
+                f"mixes the records of a batch, so that parts do not give its step: {_LEAVE_IT_OUT}"
+            )
+        if not wired.bottoms:
+            varying.update(n for n in wired.tops if net.all_shapes[n][:1] == (net.batch,))
+            continue
+        reads = any(number in varying for number in wired.bottoms)
+        if any(number in found for number in wired.bottoms):
+            raise layer.refuse(f"reads a loss, which is another one in each part: {_LEAVE_IT_OUT}")
+        losses = {wired.tops[at]: at for at, _, _ in wired.losses}
+        for number in wired.tops if reads else ():
+            shape = net.all_shapes[number]
+            how = layer.loss_of_parts()
+            if number in losses and not (how == "" and shape[:1] == (net.batch,)):
+                if not how:
+                    raise layer.refuse(
+                        f"has a loss that does not follow from those of parts: {_LEAVE_IT_OUT}"
+                    )
+                found[number] = wired, how
+            elif shape[:1] == (net.batch,):
+                varying.add(number)
+            elif shape:
+                raise layer.refuse(
+                    f"makes {shape} of a batch of {net.batch}, so that parts do not give its step: {_LEAVE_IT_OUT}"
+                )
+        if not reads:
+            for number in losses:
+                found[number] = wired, "mean"  # the same in each part
+    return found
+
+
+def micro_batches(net: Net, wanted: str) -> MicroBatches | None:
+    """Those of a net; None where its batches go through whole. Raises `EngineError`."""
+    if not wanted:
+        return None
+    if not net.batch:
+        raise EngineError(
+            "--micro-batch divides a batch, and the first layer of the net has none: leave it out"
+        )
+    return MicroBatches(net, wanted)
