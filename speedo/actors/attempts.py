@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from speedo.actors.signals import end_as, stop_signals
+from speedo.engines.net_trial import CaffeFacts
+from speedo.engines.solver import SolverSpec
 from speedo.errors import (
     ClusterError,
     ConfigError,
@@ -25,7 +27,7 @@ from speedo.errors import (
 from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
 from speedo.run.config.run_config import RunConfig
-from speedo.run.prepare import Prepared, prepare
+from speedo.run.prepare import Prepared, check_nets, prepare
 from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run_dir.checkpoint_file import checkpoints_in
@@ -44,8 +46,9 @@ PASSING: Final = (ClusterError, EngineError, StoreError)
 @dataclass
 class Attempt:
     """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
-    checkpoint, `epoch` that of its last master. What comes to be known of it: its directory, when it began to train,
-    the signals that stop it, and whether it has come to its end.
+    checkpoint, `epoch` that of its last master, `tried` the solver whose nets an attempt has built, and what it found.
+    What comes to be known of it: its directory, when it began to train, the signals that stop it, and whether it has
+    come to its end.
     """
 
     config: RunConfig
@@ -53,6 +56,7 @@ class Attempt:
     causes: tuple[str, ...] = ()
     anew_in: Path | None = None
     epoch: int | None = None
+    tried: tuple[SolverSpec, CaffeFacts] | None = None
     run_dir: Path | None = None
     since: float | None = None
     stopped: list[str] | None = None
@@ -64,6 +68,12 @@ class Attempt:
         prepared = prepare_it(self.config, note, self.anew_in)
         self.run_dir = prepared.run_dir
         return prepared
+
+    def facts(self, prepared: Prepared, scratch: Path) -> CaffeFacts:
+        """What `check_nets` finds, or has found before for the same solver."""
+        if self.tried is None or self.tried[0] != prepared.spec:
+            self.tried = (prepared.spec, check_nets(prepared, scratch))
+        return self.tried[1]
 
     def claims(self, run_dir: Path, *, continues: bool) -> int:
         """The epoch of its next master: 0 in a directory that is new, else above all before.
@@ -133,7 +143,8 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
         f"warning: {why}: the run begins again{after} {place}, restart {attempt.restarts.used} of {most}"
     )
     _wait(pause_s, run_dir, note)
-    return Attempt(config, attempt.restarts, (*attempt.causes, why), anew_in, attempt.epoch)
+    causes = (*attempt.causes, why)
+    return Attempt(config, attempt.restarts, causes, anew_in, attempt.epoch, attempt.tried)
 
 
 def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:
