@@ -20,8 +20,6 @@ NAMES = {
     "master": "ray::MasterActor",
     "raylet": "raylet/raylet",
     "GCS": "gcs_server",
-    "Ray's agent": "ray::DashboardAgent",
-    "Ray's other agent": "ray::RuntimeEnvAgent",
     "keeper": "ray::NodeKeeper",
     "server": "ray::ServerActor",
     "host command": "-m speedo worker",

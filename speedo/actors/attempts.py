@@ -14,6 +14,7 @@ from typing import Final
 
 from speedo.actors.signals import end_as, stop_signals
 from speedo.engines.net_trial import CaffeFacts
+from speedo.engines.solver import SolverSpec
 from speedo.errors import (
     ClusterError,
     ConfigError,
@@ -27,7 +28,7 @@ from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
 from speedo.run.config.run_config import RunConfig
 from speedo.run.kept_lease import KeptLease
-from speedo.run.prepare import Prepared, prepare
+from speedo.run.prepare import Prepared, check_nets, prepare
 from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run_dir.checkpoint_file import checkpoints_in
@@ -61,9 +62,10 @@ class Followed:
 @dataclass
 class Attempt:
     """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
-    checkpoint, `epoch` that of its last master, `lease` that of this command, for a run that may have a standby.
-    `followed` is the run that a standby goes on with, whose lease it has. What comes to be known of it: its directory,
-    when it began to train, the signals that stop it, and whether it has come to its end.
+    checkpoint, `epoch` that of its last master, `lease` that of this command, for a run that may have a standby, `tried`
+    the solver whose nets an attempt has built, and what it found. `followed` is the run that a standby goes on with,
+    whose lease it has. What comes to be known of it: its directory, when it began to train, the signals that stop it, and
+    whether it has come to its end.
     """
 
     config: RunConfig
@@ -73,6 +75,7 @@ class Attempt:
     epoch: int | None = None
     lease: KeptLease | None = None
     followed: Followed | None = None
+    tried: tuple[SolverSpec, CaffeFacts] | None = None
     run_dir: Path | None = None
     since: float | None = None
     stopped: list[str] | None = None
@@ -87,6 +90,14 @@ class Attempt:
             prepared = prepare_it(self.config, note, self.anew_in)
         self.run_dir = prepared.run_dir
         return prepared
+
+    def facts(self, prepared: Prepared, scratch: Path) -> CaffeFacts:
+        """What `check_nets` finds, or has found before for the same solver."""
+        if self.tried is None and self.followed is not None:
+            return self.followed.facts
+        if self.tried is None or self.tried[0] != prepared.spec:
+            self.tried = (prepared.spec, check_nets(prepared, scratch))
+        return self.tried[1]
 
     def claims(
         self,
@@ -191,7 +202,9 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
     )
     _wait(pause_s, run_dir, note)
     causes = (*attempt.causes, why)
-    return Attempt(config, attempt.restarts, causes, anew_in, attempt.epoch, attempt.lease)
+    return Attempt(
+        config, attempt.restarts, causes, anew_in, attempt.epoch, attempt.lease, tried=attempt.tried
+    )
 
 
 def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:

@@ -42,7 +42,6 @@ from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import lease_of
 from speedo.run.prepare import (
     Prepared,
-    check_nets,
     checked_records,
     with_division,
     with_workers,
@@ -144,8 +143,8 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         assert servers.head is not None
         fleet = Fleet(prepared, watch.note, hosts=True, gone=servers.head.dead)
         stack.callback(fleet.end)
-        if not is_loopback(resolved(config.host)):
-            servers.head.require_token()
+        if not attempt.causes and not is_loopback(resolved(config.host)):
+            servers.head.require_token()  # the Ray of a restart is the same
         master = _master_of(servers, attempt, watch, takes_hosts=True)
         master.begin()
         address = f"{config.host}:{config.port}"
@@ -233,11 +232,7 @@ def _start(
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
-            facts, checking = None, None
-            if attempt.followed is not None:
-                facts = attempt.followed.facts
-            elif not config.own:
-                checking = pool.submit(check_nets, prepared, scratch)
+            checking = pool.submit(attempt.facts, prepared, scratch) if not config.own else None
             store = OpenRedis()
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")

@@ -1,4 +1,4 @@
-"""The node that a run starts by Ray's command: the one private name that is used, and who is served."""
+"""The node that a run starts by Ray's command: the private names that are used, who is served, and what may die."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import psutil
 import pytest
 
 from speedo.actors.ray_node.folder import ray_folder
-from speedo.actors.ray_node.literal_addresses import MODULE, NAME
+from speedo.actors.ray_node.kept_gcs import DEATHS, GCS, KeptGcs
 from speedo.actors.ray_node.node import Node, ray_node
 from speedo.actors.ray_node.ports import Ports
+from speedo.actors.ray_node.private_names import MODULE, RESOLVE, START
 from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
 from speedo.errors import ClusterError
 from tests.support.commands import wait_until
 from tests.support.network import ROOT
-from tests.support.processes import listening, words_of
+from tests.support.processes import listening, name_of, words_of
 from tests.support.ray_cluster import oldest_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -30,23 +31,23 @@ ANOTHER_NAME = f"""
 import importlib.util, sys
 class Finder:
     def find_spec(self, name, path, target=None):
-        if not name.endswith(".literal_addresses"):
+        if not name.endswith(".private_names"):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
         def execute_and_rename(module):
             execute(module)
-            module.NAME = "{NAME}_of_old"
+            module.RESOLVE, module.START = "{RESOLVE}_of_old", "{START}_of_old"
         spec.loader.exec_module = execute_and_rename
         return spec
 sys.meta_path.insert(0, Finder())
 """
-ASK = f"from {MODULE} import {NAME}; import ray; print(ray.__version__)"
+ASK = f"from {MODULE} import {RESOLVE}, {START}; import ray; print(ray.__version__)"
 
 
 @pytest.mark.parametrize("version", ["oldest", "newest"])
-def test_ray_has_the_one_private_name_that_is_used(version: str) -> None:
+def test_ray_has_the_private_names_that_are_used(version: str) -> None:
     first = [str(oldest_ray())] if version == "oldest" else []
     done = subprocess.run(
         [sys.executable, "-c", ASK],
@@ -60,10 +61,10 @@ def test_ray_has_the_one_private_name_that_is_used(version: str) -> None:
 
 @pytest.mark.redis
 @pytest.mark.caffe
-def test_a_ray_without_it_trains_with_the_token_and_says_where_it_listens(
+def test_a_ray_without_them_trains_with_the_token_and_says_where_it_listens(
     tmp_path: Path, problem: Path
 ) -> None:
-    """As a Ray that has the function under another name."""
+    """As a Ray that has the functions under other names; its agents run, too."""
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_NAME)
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
@@ -79,7 +80,8 @@ def test_a_ray_without_it_trains_with_the_token_and_says_where_it_listens(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (
-        f"note: this Ray has no {MODULE}.{NAME}_of_old, which keeps it on 127.0.0.1" in done.stderr
+        f"note: this Ray has no {MODULE}.{RESOLVE}_of_old, which keeps it on 127.0.0.1"
+        in done.stderr
     )
     assert json.loads((tmp_path / "run" / "result.json").read_text())["iteration"] == 5
 
@@ -98,41 +100,108 @@ def test_a_head_that_serves_who_has_no_token_ends_the_start() -> None:
             Head(node).require_token()
 
 
-def test_a_head_for_this_machine_alone_listens_on_loopback_alone_and_has_no_dashboard() -> None:
+def of_node(folder: str) -> list[psutil.Process]:
+    """The processes of Ray's services there, and what they have started."""
+    services = [one for one in psutil.process_iter() if folder in " ".join(words_of(one))]
+    services = [one for one in services if name_of(one) in (GCS, "raylet")]
+    return [*services, *(child for one in services for child in one.children(recursive=True))]
+
+
+def test_a_head_for_this_machine_alone_listens_on_loopback_alone_without_dashboard_and_agents() -> (
+    None
+):
     with ExitStack() as stack:
-        token = clean_environment(new_token())
-        node = stack.enter_context(ray_node("127.0.0.1", Ports(), ray_folder(stack), token))
-        processes = psutil.Process(node.command.pid).children(recursive=True)
+        token, folder = clean_environment(new_token()), ray_folder(stack)
+        stack.enter_context(ray_node("127.0.0.1", Ports(), folder, token))
+        processes = of_node(folder)
         addresses = {address for one in processes for address, _ in listening(one)}
-        commands = [" ".join(words_of(one)) for one in processes]
-        assert any("gcs_server" in words for words in commands)
-        assert not any("dashboard.py" in words for words in commands)
+        programs = {name_of(one) for one in processes}
+        assert {GCS, "raylet"} <= programs
+        others = [
+            " ".join(words_of(one)) for one in processes if name_of(one) not in (GCS, "raylet")
+        ]
+        assert not any("agent.py" in words or "Agent" in words for words in others)
+        assert not any("dashboard.py" in words for words in others)
         assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+    assert not of_node(folder)
 
 
-def test_what_has_died_first_is_named_also_when_all_is_gone(tmp_path: Path) -> None:
-    names, log = ("gcs_server", "raylet"), tmp_path / "start.log"
-    children = [subprocess.Popen(["sleep", "60"]) for _ in names]
-    command = subprocess.Popen(["sleep", "60"])
-    node = Node(
-        "",
-        "",
-        command,
-        "",
-        log,
-        {name: psutil.Process(child.pid) for name, child in zip(names, children, strict=True)},
-    )
+COUNT = """
+import ray, sys
+from speedo.actors.ray_node.private_names import take_addresses_literally
+take_addresses_literally()
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Counter:
+    count = 0
+    def add(self):
+        self.count += 1
+        return self.count
+
+first = Counter.remote()
+print(ray.get(first.add.remote()), flush=True)
+for line in sys.stdin:
+    print(ray.get(first.add.remote()), flush=True)
+second = Counter.remote()
+print(ray.get(second.add.remote()), flush=True)
+"""
+
+
+def test_a_control_service_that_dies_is_started_again_while_actors_work_on() -> None:
+    told: list[str] = []
+    with ExitStack() as stack:
+        token, folder = clean_environment(new_token()), ray_folder(stack)
+        node = stack.enter_context(ray_node("127.0.0.1", Ports(), folder, token, tell=told.append))
+        path = os.pathsep.join([str(ROOT), token.get("PYTHONPATH", "")])
+        program = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", COUNT, node.gcs],
+                env={**token, "PYTHONPATH": path},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+        stack.callback(program.kill)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == "1\n"
+        (gcs,) = [one for one in of_node(folder) if name_of(one) == GCS]
+        gcs.kill()
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "2\n"
+        wait_until(lambda: told)
+        program.stdin.close()
+        assert program.stdout.readline() == "1\n", "no other actor starts"
+        assert program.wait(60) == 0
+        assert node.dead() is None
+    assert told == ["warning: Ray's control service (GCS) died; it was started again"]
+    assert not of_node(folder)
+
+
+def test_a_control_service_that_dies_again_and_again_is_lost() -> None:
+    started = psutil.Popen(["sleep", "600"])
+    told: list[str] = []
+    kept = KeptGcs(psutil.Process(started.pid), os.environ, told.append)
+    node = Node("", "", "", {}, kept)
+    for died in range(DEATHS):
+        kept.process.kill()
+        started.wait()
+        wait_until(lambda died=died: len(told) > died)
+        assert node.dead() is None
+    kept.process.kill()
+    wait_until(lambda: node.dead() == GCS)
+    kept.close()
+    assert len(told) == DEATHS
+
+
+def test_what_has_died_is_named() -> None:
+    children = {name: psutil.Popen(["sleep", "600"]) for name in (GCS, "raylet")}
+    node = Node("", "", "", {name: psutil.Process(one.pid) for name, one in children.items()})
     assert node.dead() is None
-    children[1].kill()
+    children["raylet"].kill()
     wait_until(lambda: node.dead() == "raylet")
-    for process in (children[0], command):
-        process.kill()
-        process.wait()
-    assert node.dead() == "node"
-    stamp = "2026-11-26 18:54:01,123 ERR scripts.py:1305 --"
-    log.write_text(
-        f"{stamp} Some Ray subprocesses exited unexpectedly:\n{stamp}   raylet [exit code=-9]\n"
-        f"{stamp} Remaining processes will be killed: gcs_server\n"
-    )
-    assert node.dead() == "raylet"
-    children[1].wait()
+    children[GCS].kill()
+    for one in children.values():
+        one.wait()
+    assert node.dead() is not None

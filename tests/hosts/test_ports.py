@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from speedo.actors.join.find_master import wait_for_master
+from speedo.actors.join.find_master import MasterMonitor, connection_to, wait_for_master
 from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.ports import (
@@ -27,6 +27,7 @@ from speedo.run.config.run_config import make_config
 from speedo.study.doctor import Request
 from speedo.study.doctor.cluster import free_ports
 from speedo.watch.console import Quiet
+from tests.support.commands import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -118,6 +119,16 @@ def test_two_commands_never_share_a_block() -> None:
         assert third.node_manager == BASE + 1
 
 
+def test_a_connection_with_a_port_of_a_block_for_its_end_does_not_reserve_the_block() -> None:
+    """As one whose last byte was a moment ago: nobody can listen at its port for a minute."""
+    for port in range(BASE + 3, BASE + 10):
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            one.connect(server.getsockname())
+            with master_ports(address(), BASE) as ports:
+                assert ports.gcs == BASE
+
+
 def test_a_block_ends_with_the_last_port() -> None:
     with pytest.raises(ClusterError, match="use at most 65436"), master_ports(address(), 65_437):
         pass
@@ -187,6 +198,46 @@ def test_a_name_with_both_kinds_of_addresses_is_reached_by_ipv4(
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*V6, *V4])
     assert resolved("both.example") == "10.0.0.7"
+
+
+def test_a_connection_of_a_port_to_itself_is_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system chose the very port that was asked for, because nobody listens there."""
+
+    def to_itself(place: tuple[str, int], timeout: float) -> socket.socket:
+        made = socket.socket()
+        made.bind(place)
+        made.connect(place)
+        return made
+
+    monkeypatch.setattr(socket, "create_connection", to_itself)
+    with pytest.raises(ConnectionRefusedError):
+        connection_to(f"127.0.0.1:{BASE}", 1.0)
+
+
+def test_a_master_is_lost_once_its_port_stays_closed() -> None:
+    lost: list[str] = []
+
+    def listening(place: tuple[str, int]) -> socket.socket:
+        made = socket.create_server(place, backlog=100)
+        made.settimeout(20)
+        return made
+
+    server = listening(("127.0.0.1", 0))
+    place = server.getsockname()
+    monitor = MasterMonitor(f"{place[0]}:{place[1]}", lost.append)
+    monitor.start()
+    one, _ = server.accept()
+    server.close()
+    one.close()
+    time.sleep(0.5)
+    server = listening(place)  # what listened has died, and was started again
+    kept = [server.accept()[0] for _ in range(3)]  # it connects each second
+    assert not lost
+    server.close()
+    for one in kept:
+        one.close()
+    wait_until(lambda: lost, 10)
+    assert lost == ["it refuses connections"]
 
 
 def test_the_wait_for_a_master_counts_from_the_commands_start() -> None:

@@ -5,6 +5,7 @@ Imports no Ray.
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from speedo.errors import ClusterError
 LOOK_S: Final = 0.3
 BEAT_S: Final = 1.0  # how often a connection is opened again
 ANSWER_S: Final = 2.0
-REFUSED: Final = 3  # refusals in a row: the machine is there, the master is not
+REFUSED: Final = 4  # refusals in a row: the machine is there, the master is not
 SILENT_S: Final = 10.0  # a machine that vanished, or a broken network, which may mend
 
 
@@ -54,12 +55,19 @@ def wait_for_master(
 
 
 def connection_to(address: str, timeout_s: float) -> socket.socket:
-    """A connection to host:port; raises `OSError` if nothing accepts it."""
+    """A connection to host:port; raises `OSError` if nothing accepts it.
+
+    On the master's machine the system may take the very port for our end, and TCP connects that to itself.
+    """
     host, _, port = address.rpartition(":")
     try:
-        return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+        made = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
     except UnicodeError:
         raise socket.gaierror(socket.EAI_NONAME, "it is not the name of a machine") from None
+    if made.getsockname() == made.getpeername():
+        made.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    return made
 
 
 def _missing(addresses: Sequence[str], timeout_s: float, returning: bool) -> str:
@@ -79,8 +87,8 @@ def _missing(addresses: Sequence[str], timeout_s: float, returning: bool) -> str
 class MasterMonitor:
     """Holds a connection to the master's port, reopened every second; calls `lost` once, from its own thread.
 
-    `lost` is called at once if the master's end closes the connection, because then its process has ended; after 3 s if
-    the port refuses connections; after 10 s if it does not respond.
+    `lost` is called once the port has refused connections for 3 s: Ray's control service, which listens there, may be
+    started again after it died. After 10 s if it does not respond.
     """
 
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
@@ -107,21 +115,25 @@ class MasterMonitor:
                 fresh = connection_to(self._address, ANSWER_S)
             except ConnectionRefusedError:
                 refused += 1
-                if refused >= REFUSED:
-                    why = "it refuses connections"
             except OSError as error:
                 refused, silent = 0, time.monotonic() - answered
                 if silent >= SILENT_S:
                     why = f"no answer for {silent:.0f} s: {error.strerror or error}"
             else:
-                refused, answered = 0, time.monotonic()
+                answered = time.monotonic()
                 if held is not None:
                     held.close()
                 held = fresh
             if held is not None and _hangs_up(held, looked + BEAT_S):
-                why = "it closed the connection"
+                held.close()
+                held, refused = None, refused + 1
+                time.sleep(LOOK_S)
+            elif answered >= looked:
+                refused = 0
             elif (rest := looked + BEAT_S - time.monotonic()) > 0:
                 time.sleep(rest)
+            if refused >= REFUSED:
+                why = "it refuses connections"
         if held is not None:
             held.close()
         with self._telling:

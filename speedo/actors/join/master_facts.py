@@ -17,7 +17,7 @@ from speedo.actors.join.host_node import host_node
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
-from speedo.actors.ray_node.literal_addresses import take_addresses_literally
+from speedo.actors.ray_node.private_names import take_addresses_literally
 
 ANSWER_S: Final = 20.0
 CHILD_S: Final = 60.0

@@ -1,8 +1,8 @@
-"""Starts a Ray node by Ray's public command, as a child of this process, with as few of Ray's services as it allows."""
+"""Starts a Ray node by Ray's public command, with as few of Ray's services as it allows."""
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 import subprocess
 import sys
@@ -16,7 +16,9 @@ from typing import Final
 import psutil
 
 from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, RAY_FOLDER, kept
+from speedo.actors.ray_node.kept_gcs import GCS, KeptGcs, environment_for, has_ended, keeps_state
 from speedo.actors.ray_node.ports import Ports, free_port
+from speedo.actors.ray_node.start_command import STARTED
 from speedo.errors import ClusterError
 from speedo.system.background_process import start_in_background
 
@@ -25,11 +27,8 @@ LOOK_S: Final = 0.05
 TRIES: Final = 3
 # What Ray says where a machine is busy: it gives a node 30 s, and others as long for the head's to be there.
 LATE: Final = ("timed out during startup", "No node info found for head node")
-READY: Final = "--block"  # the command says so once its node is there
 LOG: Final = "start.log"
-SERVICES: Final = ("gcs_server", "raylet")
-# In what the command says of a death, before it kills the rest.
-_FIRST: Final = re.compile(rf"exited unexpectedly:.*?\b({'|'.join(SERVICES)})\b", re.DOTALL)
+SERVICES: Final = (GCS, "raylet")
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core.
 # Ray continues without it where it has no address to listen at, and no machine has this one (RFC 5737).
 _NO_DASHBOARD: Final = (
@@ -42,28 +41,20 @@ REFUSED: Final = ("InvalidAuthToken", "Unauthenticated")  # the token, in Ray's 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node at `address` of the cluster at `gcs`; `command` is `ray start`, which lives as long as its node.
-
-    `services` are the processes of Ray's, by name, without which there is no node. An agent's death ends the raylet.
-    `log` is what the command says.
-    """
+    """A node at `address` of the cluster at `gcs`. `services` are the processes, by name, without which there is none;
+    a head's `kept` one is started again."""
 
     address: str
     gcs: str
-    command: subprocess.Popen[bytes]
     note: str
-    log: Path
     services: Mapping[str, psutil.Process]
+    kept: KeptGcs | None = None
 
     def dead(self) -> str | None:
-        """The name of what has died first; None while all is well. The command notices a second later, and ends."""
-        gone = [name for name, process in self.services.items() if _has_ended(process)]
-        if len(gone) == 1:
-            return gone[0]
-        if not gone and self.command.poll() is None:
-            return None
-        found = _FIRST.search(self.log.read_text(errors="replace")) if self.log.exists() else None
-        return found[1] if found else "node"
+        """The name of what has died; None while all is well."""
+        if self.kept is not None and self.kept.failed:
+            return GCS
+        return next((name for name, one in self.services.items() if has_ended(one)), None)
 
 
 @contextmanager
@@ -78,16 +69,20 @@ def ray_node(
     meanwhile: Callable[[], None] = lambda: None,
     words: Path | None = None,
     limit_s: float = START_S,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Node]:
     """Run a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
 
     Ray makes its own folder writable for every user, so it is placed in `folder`, which must be private. `resources`
     are Ray's, as JSON: what the node has to offer. `meanwhile` is called while it starts. `words` is a
-    file for what Ray's command says.
+    file for what Ray's command says. `tell` hears what happens to it later.
 
     All its processes end with this one, however this one ends. Raises `ClusterError` if it does not start.
     """
     port = ports.gcs or free_port(address)
+    keeps = master is None and keeps_state()
+    if keeps:
+        environment = {**environment, **environment_for(folder)}
     if master is None:
         options = ["--head", f"--port={port}", "--no-monitor", *_NO_DASHBOARD]
     else:
@@ -99,8 +94,8 @@ def ray_node(
     if ports.processes is not None:
         options.append(f"--worker-port-list={','.join(map(str, ports.processes))}")
     program = [
-        *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", "--block"),
-        *(*options, f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
+        *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", *options),
+        *(f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
         *(f"--temp-dir={folder}/{RAY_FOLDER}", "--include-log-monitor=false"),
         *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
     ]
@@ -120,8 +115,12 @@ def ray_node(
                 if words is not None:
                     shutil.copyfile(log, words)
         note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
-        services = _services(command.pid)
-        yield Node(address, master or f"{address}:{port}", command, note, log, services)
+        services = _services(said)
+        again = None
+        if keeps:
+            again = KeptGcs(services.pop(GCS), environment, tell)
+            running.callback(again.close)
+        yield Node(address, master or f"{address}:{port}", note, services, again)
 
 
 @contextmanager
@@ -139,39 +138,43 @@ def _running(
     try:
         yield command
     finally:
-        with suppress(psutil.Error):
-            whole = psutil.Process(command.pid)
-            for process in [*whole.children(recursive=True), whole]:
-                with suppress(psutil.Error):
-                    process.kill()
+        command.kill()
         command.wait()
-
-
-def _has_ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return True
-
-
-def _services(command: int) -> dict[str, psutil.Process]:
-    """Ray's GCS and raylet, as far as they run."""
-    found = {}
-    with suppress(psutil.Error):
-        for process in psutil.Process(command).children():
+        for process in _processes(folder):
             with suppress(psutil.Error):
-                if (name := process.name()) in SERVICES:
-                    found[name] = process
+                process.kill()
+
+
+def _processes(folder: str) -> list[psutil.Process]:
+    """Ray's services of the node in this folder, and what they have started."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if one.name() in SERVICES and any(folder in word for word in one.cmdline()):
+                found += [one, *one.children(recursive=True)]
     return found
+
+
+def _services(said: str) -> dict[str, psutil.Process]:
+    """Ray's services, by what the command said. Raises `ClusterError` if one is gone already."""
+    started = json.loads(said.rpartition(STARTED)[2])
+    try:
+        return {name: psutil.Process(started[name]) for name in SERVICES if name in started}
+    except psutil.Error:
+        raise ClusterError("a Ray node ended as soon as it was started here") from None
 
 
 def _wait(command: subprocess.Popen[bytes], log: Path, limit_s: float) -> str:
     """What it has said, once the node is there."""
     deadline = time.monotonic() + limit_s
-    while READY not in (said := log.read_text(errors="replace")):
-        refused = any(word in said for word in REFUSED)  # Ray would try again for 20 s and more
-        if refused or command.poll() is not None or time.monotonic() > deadline:
-            last = " ".join(said.split())[-500:]
-            raise ClusterError(f"no Ray node could be started here: {last}")
+    while command.poll() is None:
+        if time.monotonic() > deadline or any(
+            word in log.read_text(errors="replace") for word in REFUSED
+        ):
+            break  # Ray would try again for 20 s and more where it is refused
         time.sleep(LOOK_S)
+    said = log.read_text(errors="replace")
+    if command.poll() != 0 or STARTED not in said:
+        last = " ".join(said.split())[-500:]
+        raise ClusterError(f"no Ray node could be started here: {last}")
     return said

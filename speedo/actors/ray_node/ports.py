@@ -20,7 +20,6 @@ from speedo.system.bounds import said
 
 BLOCK: Final = 100  # ports from the base on that a node may listen at
 _SERVICES: Final = range(3)  # offsets of GCS, node manager, object manager
-_CLAIM: Final = 8  # bound on loopback, never listened at: the process that holds it owns the block
 _REDIS: Final = 9
 _SERVERS: Final = range(3, 8)  # the same of the servers of the center
 _RING: Final = range(10, 18)  # workers, for those of other hosts, while they connect
@@ -41,7 +40,7 @@ LINGER_S: Final = 10.0  # a node under load that ends may take some seconds
 class Ports:
     """Ports of one node's Ray; 0 or None lets Ray take any free one.
 
-    `agents`: of Ray's two agents, which a node does not run without, by the options of `ray start`.
+    `agents`: of Ray's two agents, where a node has them, by the options of `ray start`.
     """
 
     gcs: int = 0
@@ -210,10 +209,14 @@ def _once_free(address: str, base: int) -> list[int]:
 
 
 def _claim(base: int, stack: ExitStack) -> bool:
-    """Reserve the block at `base` while `stack` is open, unless another command has reserved it."""
-    holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    """Reserve the block at `base` while `stack` is open, unless another command has reserved it.
+
+    By a name, and not by a port, which any connection may have for its end, for a minute after its last byte. As a
+    port, the name is that of this machine's network alone.
+    """
+    holder = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
-        holder.bind(("127.0.0.1", base + _CLAIM))
+        holder.bind(f"\0speedo-ports-{base}")
     except OSError:
         return False
     return True

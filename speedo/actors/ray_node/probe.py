@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
-from speedo.actors.ray_node.literal_addresses import take_addresses_literally
+from speedo.actors.ray_node.private_names import take_addresses_literally
 
 PROBE_S: Final = 60.0
 # In Ray's words: the token, a port where nobody listens.

@@ -16,8 +16,8 @@ from typing import Final
 from speedo.actors.ray_node import ports
 from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
-from speedo.actors.ray_node.literal_addresses import take_addresses_literally
 from speedo.actors.ray_node.node import Node, ray_node
+from speedo.actors.ray_node.private_names import PIPED, take_addresses_literally
 from speedo.actors.ray_node.probe import why_not
 from speedo.errors import ClusterError
 from speedo.system.import_order import with_our_path
@@ -55,6 +55,7 @@ def environment(token: str) -> dict[str, str]:
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **PIPED,
         **_RARELY,
     }
 
@@ -124,6 +125,7 @@ def head(token: str, host: str, port: int | None, note: Callable[[str], None]) -
             ray_node(
                 *(address, held, folder, clean_environment(token)),
                 meanwhile=partial(load_ray, token),
+                tell=note,
             )
         )
         if node.note:

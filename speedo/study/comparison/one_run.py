@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Final, Literal
 
 import yaml
 
+from speedo.actors.signals import stop_signals
 from speedo.errors import ConfigError
 from speedo.messages import AT_MAX_ITER
 from speedo.run_dir.checkpoint_file import checkpoints_in
@@ -26,6 +26,7 @@ from speedo.system.json_lines import values_of
 from speedo.watch.report.figures import SEQUENTIAL
 
 FAREWELL_S: Final = 120.0  # for a run that is asked to end: its checkpoint, a last test, its model
+KILLED_S: Final = 5.0
 LOOK_S: Final = 0.5
 TAIL_BYTES: Final = 8192
 STOPPED: Final = "stopped by"  # how the reason of a run begins that a signal ended
@@ -105,22 +106,23 @@ class Place:
 def make(place: Place, run: Planned, command: list[str], look: Look) -> str:
     """Make the run by this command; returns what went wrong, or nothing.
 
-    `look` is called with the iteration from time to time. On Ctrl-C the run is asked to end, which keeps a checkpoint.
+    `look` is called with the iteration from time to time. On Ctrl-C, or another signal, the run is asked to end, which
+    keeps a checkpoint; then `KeyboardInterrupt` is raised. An exception in the midst of `Popen.wait` could leave its
+    lock taken, and all later waits would be without end.
     """
     try:
         place.log.parent.mkdir(parents=True, exist_ok=True)
-        with place.log.open("ab") as log:
+        with place.log.open("ab") as log, stop_signals() as stopped:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
             try:
-                while True:
-                    with suppress(subprocess.TimeoutExpired):
-                        status = process.wait(LOOK_S)
-                        break
+                while (status := _status(process, LOOK_S)) is None and not stopped:
                     look(place.iteration())
             finally:
                 _end(process)
+            if stopped:
+                raise KeyboardInterrupt
     except OSError as error:
         raise ConfigError(
             f"{place.log} cannot be written: {error.strerror}; make room there"
@@ -184,17 +186,23 @@ def command_of(place: Place, run: Planned) -> list[str]:
     ]
 
 
+def _status(process: subprocess.Popen[bytes], within_s: float) -> int | None:
+    """The status of a process that ends in time."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(within_s)
+    return None
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ask a process that is still there to end, and wait; a second Ctrl-C cuts that short."""
-    if process.poll() is None:
+    if process.poll() is not None:
+        return
+    try:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + FAREWELL_S
-        try:
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        _status(process, FAREWELL_S)
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            _status(process, KILLED_S)
