@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Limits
 from speedo.master.journal import Journal
+from speedo.master.kept_state import KeptState
 from speedo.master.leases import Leases
 from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
@@ -211,8 +213,9 @@ def build_training(
     folder = settings.near.folder
     if keeper is not None and folder and isinstance(center, Center):
         try:
-            driver.journal = _journal(Path(folder), config, keeper, driver, center, taken_over)
-            center.publishing = driver.journal.publishing
+            beside = KeptState(center, model.history_parts if needs_update(config) else tuple)
+            driver.journal = _journal(Path(folder), keeper, driver, beside, taken_over)
+            center.publishing = partial(_publishing, beside, driver.journal)
         except OSError as error:  # no room: the run itself needs none there
             board.notice(
                 f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its "
@@ -238,20 +241,24 @@ def build_training(
     return training
 
 
+def _publishing(beside: KeptState, journal: Journal) -> None:
+    """A version is about to be published."""
+    beside.publishing()
+    journal.publishing()
+
+
 def _journal(
     folder: Path,
-    config: RunConfig,
     keeper: CheckpointWriter,
     driver: Driver,
-    center: Center,
+    beside: KeptState,
     former: Takeover | None,
 ) -> Journal:
-    updates = needs_update(config)
     return Journal(
         folder,
         keeper.epoch,
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
-        whole=lambda: not (updates or center.state),
+        whole=lambda: not beside,
         tests=lambda: bool(driver.tests),
         records=keeper.records,
         merged={} if former is None else former.merged,

@@ -1,13 +1,13 @@
 """What a master takes over from one that died or hung: the newest center that is whole, and the counters at it.
 
-The center is in the run's store, the counters in the journal (`speedo.master.journal`). Where these are not enough,
-because the merge rule or the solver's update keeps something beside the center, or the store has lost it, the run is
-resumed from its newest checkpoint.
+The center is in the run's store, with what the merge rule or the solver's update keeps beside it
+(`speedo.master.kept_state`), the counters in the journal (`speedo.master.journal`). Where the store has lost a part of
+it, the run is resumed from its newest checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,9 @@ import numpy as np
 from speedo.engines.base import ModelEngine
 from speedo.errors import CheckpointError, PayloadError, StoreError
 from speedo.exchange.transfer import fetch_vector
-from speedo.exchange.vector import Layout, Vector
+from speedo.exchange.vector import Layout
 from speedo.master.journal import JournalEntry, read_journals
+from speedo.master.kept_state import fetch_kept
 from speedo.messages import Kind, Merge
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
@@ -44,21 +45,28 @@ class Takeover:
     newest: bool = False
 
     def as_checkpoint(
-        self, engine: ModelEngine, settings: RunSettings, mode: str
+        self,
+        engine: ModelEngine,
+        settings: RunSettings,
+        mode: str,
+        history_of: Callable[[bytes], bytes] = bytes,
     ) -> Checkpoint | None:
-        """What the former masters of this run have left; None if that is nothing. Raises `CheckpointError`."""
+        """What the former masters of this run have left; None if that is nothing. Raises `CheckpointError`.
+
+        `history_of` makes a history of what is kept of the solver, or raises `PayloadError`.
+        """
         folder, layout = settings.near.folder, engine.layout
         entries = read_journals(Path(folder)) if folder else []
         self.incarnations = entries[0].incarnations if entries else {}
         for entry in entries:
             counters = entry.counters
-            if not entry.whole or (counters.run, counters.layout) != (settings.run, layout.digest):
+            if (counters.run, counters.layout) != (settings.run, layout.digest):
                 continue
-            center = _center_of(entry, settings, layout, self.store)
-            if center is not None:
+            found = _found(entry, settings, layout, self.store, history_of)
+            if found is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
-                return Checkpoint(counters, center, records=entry.records)
+                return found
         kept = self.run_dir / CHECKPOINTS
         return latest(kept)[1] if checkpoints_in(kept) else None
 
@@ -67,14 +75,22 @@ class Takeover:
         return self.newest and ticket > self.merged.get(worker, 0)
 
 
-def _center_of(
-    entry: JournalEntry, settings: RunSettings, layout: Layout, store: Store
-) -> Vector | None:
-    counters = entry.counters
-    key = keys.center(f"{settings.run}:{counters.epoch}", counters.version)
-    center = layout.zeros()
+def _found(
+    entry: JournalEntry,
+    settings: RunSettings,
+    layout: Layout,
+    store: Store,
+    history_of: Callable[[bytes], bytes],
+) -> Checkpoint | None:
+    """What the store has of the version of this entry, if that is whole."""
+    counters, center = entry.counters, layout.zeros()
+    run, version = f"{settings.run}:{counters.epoch}", counters.version
     try:
-        header = fetch_vector(store, key, layout, Kind.CENTER, center)
+        header = fetch_vector(store, keys.center(run, version), layout, Kind.CENTER, center)
+        rule, history = (b"", b"") if entry.whole else fetch_kept(store, run, version)
+        history = history and history_of(history)
     except (PayloadError, StoreError, CheckpointError):
         return None
-    return center if header.version == counters.version and np.isfinite(center).all() else None
+    if header.version != version or not np.isfinite(center).all():
+        return None
+    return Checkpoint(counters, center, history, rule_state=rule, records=entry.records)
