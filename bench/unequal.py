@@ -1,11 +1,15 @@
 """Sync where one worker has a tenth of the speed of the others: images/s against the sum of what all can do.
 
-    python -m bench.unequal [--nets lenet cifar10_full] [--workers 4] [--share 0.1] [--seconds 60] [--rounds 3]
+    python -m bench.unequal [--nets cifar10_full] [--ways speed even] [--workers 4] [--share 0.1] [--others 0.45]
+                            [--seconds 60] [--rounds 3]
 
-The last worker is stopped and continued fifty times a second, so that it computes for this share of the time. `free`
-are as many processes of plain Caffe that train side by side, each alone, on a worker's equal share of the batch, with
-the last one throttled likewise. `speed` and `even` are `--batch-division`; the images/s are those after the last
-division, which `divided` shows. Medians, and ratios taken within a round.
+A worker is stopped and continued two hundred times a second, so that it computes for a part of the time: the last one
+for `--share` of what the others do, and these for `--others`. Four at 0.45 leave two cores time for the rest of the
+run, so that each has the speed of a machine of its own; at 1 they compete, and a share of them is no speed.
+`free` are as many processes of plain Caffe that train side by side, each alone, on a worker's equal share of the batch,
+throttled likewise; they are measured before each run and after it. `speed` and `even` are `--batch-division`.
+`settled` are the images/s after the last division, which `divided` shows, with the seconds of all; `whole` those from
+the first merge to the last. Medians, and ratios taken within a round.
 """
 
 from __future__ import annotations
@@ -16,67 +20,87 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
-from bench.support.figures import Measured, MeasureError, median_rate, paired_ratio
+from bench.support.figures import Measured, MeasureError, Ratio, mean_of, median_rate, paired_ratio
 from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
-from bench.support.runs import START_S, free_running, plain_caffe, train
+from bench.support.runs import START_S, cores, free_running, plain_caffe, train
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import BatchDivided, ResultMerged, read_events
-from tests.support import throttled
 from tests.support.bundled_nets import Bench
 from tests.support.throttled import throttle
 
-NETS: Final = ("lenet", "cifar10_full")
-THROTTLED: Final = Path(throttled.__file__)
+NETS: Final = ("cifar10_full", "lenet")
+WAYS: Final = ("speed", "even")
 MANY: Final = 10_000_000  # iterations: the seconds end the run
 SETTLES_S: Final = 2.0  # after a division the workers build their nets
+FREE_S: Final = 12.0
 
 
-def free(net: Bench, workers: int, share: float, duration: float, scratch: Path) -> Measured:
-    """Plain processes, the last one throttled."""
-    size = net.batch // workers
-    commands = [plain_caffe(net, size, duration) for _ in range(workers)]
-    commands[-1] = [sys.executable, str(THROTTLED), str(share), *commands[-1]]
-    return free_running(commands, [size] * workers, duration, scratch)
+@contextmanager
+def throttled(processes: Sequence[int], shares: Sequence[float]) -> Iterator[None]:
+    """Inside the context each of the processes computes for its share of the time."""
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=throttle, args=(process, share, over))
+        for process, share in zip(processes, shares, strict=True)
+        if share < 1
+    ]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for one in threads:
+            one.join()
 
 
-def throttling(worker: int, share: float) -> Callable[[subprocess.Popen[str], Path], None]:
-    """For `train`: throttles this worker from its first turn to the end of the run."""
+def free(net: Bench, shares: Sequence[float], scratch: Path) -> Measured:
+    """Plain processes."""
+    size = net.batch // len(shares)
+    with ExitStack() as stack:
+        commands = [plain_caffe(net, size, FREE_S) for _ in shares]
+        return free_running(
+            commands,
+            [size] * len(shares),
+            FREE_S,
+            scratch,
+            ready=lambda processes: stack.enter_context(throttled(processes, shares)),
+        )
+
+
+def throttling(shares: Sequence[float]) -> Callable[[subprocess.Popen[str], Path], None]:
+    """For `train`: throttles the workers from the first turn to the end of the run."""
 
     def watch(process: subprocess.Popen[str], run_dir: Path) -> None:
-        over = threading.Event()
-        one = threading.Thread(target=throttle, args=(_process_of(run_dir, worker), share, over))
-        one.start()
-        try:
+        with throttled(_processes(run_dir, len(shares)), shares):
             process.wait()
-        finally:
-            over.set()
-            one.join()
 
     return watch
 
 
-def _process_of(run_dir: Path, worker: int) -> int:
-    """The process id of this worker, once it has joined."""
+def _processes(run_dir: Path, workers: int) -> list[int]:
+    """The process ids of the workers, once all have joined."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         log = run_dir / METRICS
-        for line in log.read_text().splitlines()[:-1] if log.exists() else ():
-            values = json.loads(line)
-            if values["event"] == "joined" and values["worker"] == worker:
-                return int(values["process"])
+        lines = map(json.loads, log.read_text().splitlines()[:-1] if log.exists() else ())
+        found = {one["worker"]: int(one["process"]) for one in lines if one["event"] == "joined"}
+        if len(found) == workers:
+            return [found[worker] for worker in sorted(found)]
         time.sleep(0.1)
-    raise MeasureError(f"worker {worker} did not join")
+    raise MeasureError(f"{workers} workers did not join")
 
 
-def settled(run_dir: Path) -> tuple[float, list[str]]:
-    """Images/s after the last division, or in the second half if there was none; the reasons of all divisions."""
+def rates(run_dir: Path) -> tuple[dict[str, float], list[tuple[float, str]]]:
+    """Images/s of the whole run, and after the last division, or in the second half without one; the divisions."""
     merged, divisions = list[tuple[float, int]](), list[BatchDivided]()
     for event in read_events(run_dir):
         if isinstance(event, BatchDivided):
@@ -87,62 +111,92 @@ def settled(run_dir: Path) -> tuple[float, list[str]]:
         raise MeasureError("nothing was merged")
     first, last = merged[0][0], merged[-1][0]
     begin = divisions[-1].seconds + SETTLES_S if divisions else (first + last) / 2
+    found = {"whole": _rate(merged, first), "settled": _rate(merged, begin)}
+    return found, [(one.seconds - first, one.reason) for one in divisions]
+
+
+def _rate(merged: list[tuple[float, int]], begin: float) -> float:
     inside = [(at, samples) for at, samples in merged if at >= begin]
     if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
         raise MeasureError("the run ended before its division had settled: more --seconds")
     images = sum(samples for at, samples in inside if at > inside[0][0])
-    return images / (inside[-1][0] - inside[0][0]), [one.reason for one in divisions]
+    return images / (inside[-1][0] - inside[0][0])
 
 
 def main() -> int:
     """Status 1 if a measurement failed."""
     parser = parser_for("bench.unequal", __doc__, default_rounds=3)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--workers", type=whole, default=4, metavar="N")
-    parser.add_argument("--share", type=float, default=0.1, metavar="PART", help="of the time")
+    parser.add_argument("--share", type=float, default=0.1, metavar="PART", help="of the others'")
+    parser.add_argument("--others", type=float, default=0.45, metavar="PART", help="of the time")
     parser.add_argument("--seconds", type=seconds, default=60.0, help="of a run")
     asked = parser.parse_args()
-    if not 0.01 <= asked.share <= 1 or asked.workers < 2:
-        parser.error("use --share 0.01 to 1, and 2 or more --workers")
+    if not (0.02 <= asked.share <= 1 and 0.1 <= asked.others <= 1) or asked.workers < 2:
+        parser.error("use --share 0.02 to 1, --others 0.1 to 1, and 2 or more --workers")
+    shares = [asked.others] * (asked.workers - 1) + [asked.others * asked.share]
     end_by_signals()
     _, say = heading("bench.unequal")
-    failures, lines = [], [["", "free", "speed", "even", "speed / free", "divided"]]
+    failures = list[str]()
+    lines = [["", "free", "way", "settled", "whole", "settled / free", "whole / free", "divided"]]
     for name in asked.nets:
-        found, said = list[dict[str, Measured]](), ""
+        found: dict[str, list[dict[str, Measured]]] = {way: [] for way in asked.ways}
+        said = dict.fromkeys(asked.ways, "")
         for number in range(asked.rounds):
             with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
-                net, round_ = Bench.make(name, Path(folder) / name), dict[str, Measured]()
-                found.append(round_)
+                net = Bench.make(name, Path(folder) / name)
+
+                def alone(net: Bench = net, folder: str = folder) -> Measured:
+                    return free(net, shares, Path(folder))
+
                 try:
                     say(f"{name}, round {number + 1}: free")
-                    duration = asked.seconds / 4
-                    round_["free"] = free(net, asked.workers, asked.share, duration, Path(folder))
-                    for way in ("speed", "even"):
+                    before = alone()
+                    for way in asked.ways:
                         say(f"{name}, round {number + 1}: {way}")
                         scratch = Path(folder) / way
                         scratch.mkdir()
                         options = ["--batch-division", way, "--max-seconds", str(asked.seconds)]
                         train(
                             net, "sync", asked.workers, MANY, options, scratch,
-                            seconds=asked.seconds, watch=throttling(asked.workers - 1, asked.share),
+                            seconds=asked.seconds, watch=throttling(shares),
                         )  # fmt: skip
-                        rate, reasons = settled(scratch / "run")
-                        said = reasons[-1] if reasons else said
-                        round_[way] = Measured(rate, {})
+                        of_run, divisions = rates(scratch / "run")
+                        after = alone()
+                        both = {one: Measured(rate, {}) for one, rate in of_run.items()}
+                        found[way].append({**both, "free": mean_of([before, after])})
+                        before = after
+                        said[way] = _said(divisions)
                 except MeasureError as error:
                     failures.append(f"{name}: {error}")
-        ratio = paired_ratio(found, "speed", "free")
-        rates = [median_rate(found, one) for one in ("free", "speed", "even")]
-        lines.append([
-            f"{name}, batch {net.batch}", *("" if one is None else f"{one:,.0f}" for one in rates),
-            "" if ratio is None else f"{ratio.median:.3f} ({ratio.least:.3f} to {ratio.most:.3f})",
-            said.partition(": ")[2].partition(";")[0],
-        ])  # fmt: skip
+        for way in asked.ways:
+            line = [f"{name}, batch {net.batch}", _whole(found[way], "free"), way]
+            line += [_whole(found[way], one) for one in ("settled", "whole")]
+            for one in ("settled", "whole"):
+                ratio = paired_ratio(found[way], one, "free")
+                line.append("" if ratio is None else _said_of(ratio))
+            lines.append([*line, said[way]])
     write = table.markdown if asked.markdown else table.text
-    print(
-        f"\n{asked.workers} workers, the last at {asked.share:g}; {rounds(asked.rounds)}\n\n{write(lines)}"
-    )
+    who = f"{asked.workers} workers, the last at {asked.share:g}, on {cores()} cores"
+    print(f"\n{who}; {rounds(asked.rounds)}\n\n{write(lines)}")
     return status_of(failures)
+
+
+def _said(divisions: list[tuple[float, str]]) -> str:
+    if not divisions:
+        return ""
+    records = divisions[-1][1].partition(": ")[2].partition(" records")[0]
+    return f"{records} at {', '.join(f'{at:.0f}' for at, _ in divisions)} s"
+
+
+def _said_of(ratio: Ratio) -> str:
+    return f"{ratio.median:.3f} ({ratio.least:.3f} to {ratio.most:.3f})"
+
+
+def _whole(found: list[dict[str, Measured]], name: str) -> str:
+    rate = median_rate(found, name)
+    return "" if rate is None else f"{rate:,.0f}"
 
 
 if __name__ == "__main__":

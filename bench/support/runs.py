@@ -74,8 +74,12 @@ def free_running(
     seconds: float,
     scratch: Path,
     threads: int = 1,
+    ready: Callable[[list[int]], None] = lambda processes: None,
 ) -> Measured:
-    """Processes that speak as `plain_caffe.py` does, of so many threads each, begun at once; `batches` are theirs."""
+    """Processes that speak as `plain_caffe.py` does, of so many threads each, begun at once; `batches` are theirs.
+
+    `ready` is called with their numbers before they train.
+    """
     with ExitStack() as stack:
         log = stack.enter_context((scratch / "plain.log").open("w"))
         processes = [
@@ -87,6 +91,7 @@ def free_running(
         for process in processes:
             if _answer(process, START_S, log) != "ready":
                 raise MeasureError(f"a plain process did not start: {last_words(log)}")
+        ready([process.pid for process in processes])
         for process in processes:
             _start(process, log)
         told = [json.loads(_answer(process, 20 * seconds + START_S, log)) for process in processes]

@@ -62,10 +62,10 @@ class Followed:
 @dataclass
 class Attempt:
     """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
-    checkpoint, `epoch` that of its last master, `lease` that of this command, for a run that may have a standby, `tried`
-    the solver whose nets an attempt has built, and what it found. `followed` is the run that a standby goes on with,
-    whose lease it has. What comes to be known of it: its directory, when it began to train, the signals that stop it, and
-    whether it has come to its end.
+    checkpoint, `epoch` that of its last master, `lease` that of this command, for a run that may have a standby.
+    `followed` is the run that a standby goes on with, whose lease it has, `tried` the solver whose nets an attempt has
+    built, and what it found. What comes to be known of it: its directory, when it began to train, the signals that stop
+    it, and whether it has come to its end.
     """
 
     config: RunConfig

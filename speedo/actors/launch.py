@@ -33,6 +33,7 @@ from speedo.actors.run_stores import OpenRedis, goes_without_redis, near, redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.data.remote.run_copy import RunCopy
+from speedo.engines.net_trial import CaffeFacts
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import ConfigError, SpeedoError, StoreError
 from speedo.run.config.run_config import RunConfig
@@ -232,6 +233,7 @@ def _start(
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
         with ExitStack() as node, ThreadPoolExecutor(1) as pool:
+            facts: CaffeFacts | None = None
             checking = pool.submit(attempt.facts, prepared, scratch) if not config.own else None
             store = OpenRedis()
             if alone := goes_without_redis(config, port):

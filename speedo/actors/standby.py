@@ -20,8 +20,8 @@ from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
-from speedo.actors.ray_node.literal_addresses import take_addresses_literally
 from speedo.actors.ray_node.ports import own_address_towards, require_free_port, resolved
+from speedo.actors.ray_node.private_names import take_addresses_literally
 from speedo.actors.signals import end_as, stop_signals
 from speedo.actors.token import load_token
 from speedo.engines.net_trial import CaffeFacts

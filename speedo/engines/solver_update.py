@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -98,14 +98,24 @@ class SolverUpdate:
         start, stop, _ = (place or slice(None)).indices(layout.size)
         self._size = max(stop - start, 0)
         self._whole = self._size == layout.size
-        self._fields = fields
-        self._schedule = schedule
-        self._rule = RULES[fields.type](fields)
+        self._own = fields, schedule
+        self.adjust(None, None, None)
         self._segments = tuple(_segments(layout, blobs, start, stop))
         self._scratch = [np.empty(min(BLOCK, self._size), np.float32) for _ in range(3)]
         self.flat = np.zeros(self._rule.vectors * self._size, np.float32)
         self.history = tuple(self.flat.reshape(self._rule.vectors, self._size))
         self.updates = 0
+
+    def adjust(self, lr: float | None, momentum: float | None, weight_decay: float | None) -> None:
+        """Use these from the next update on, None for the solver's own; the history stays."""
+        fields, schedule = self._own
+        self._fields = replace(
+            fields,
+            momentum=fields.momentum if momentum is None else momentum,
+            weight_decay=fields.weight_decay if weight_decay is None else weight_decay,
+        )
+        self._schedule = schedule if lr is None else schedule.from_base(lr)
+        self._rule = RULES[fields.type](self._fields)
 
     def restore(self, history: Sequence[Vector], updates: int) -> None:
         """Copy the `history` and `updates` of an equal solver; `EngineError`, and no change, if they do not fit."""

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -62,15 +63,24 @@ class TeamMeeting:
         assert self._memory is not None
         return memoryview(self._memory)
 
-    def meet(self, patience_s: float) -> None:
-        """Return once all members have come here. Raises `TeamBrokenError`."""
+    def meet(self, patience_s: float, come: Collection[int] | None = None) -> None:
+        """Return once all members have come here, or the workers of `come`, who are the same for all members.
+
+        Raises `TeamBrokenError`."""
+        awaited = {
+            worker: other
+            for worker, other in self._others.items()
+            if come is None or worker in come
+        }
         for worker, other in self._others.items():
+            if come is not None and self._worker not in come:
+                break
             try:
                 other.send(HERE)
             except OSError:
                 raise TeamBrokenError(f"worker {worker} has left the team") from None
         deadline = None
-        for worker, other in self._others.items():
+        for worker, other in awaited.items():
             try:
                 came = other.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:

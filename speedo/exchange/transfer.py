@@ -163,10 +163,15 @@ def fetch_range_history(store: Store, run: str, layout: Layout, version: int, in
     return header.ticket
 
 
-def put_state(store: Store, run: str, version: int, state: bytes) -> None:
-    """Write what the merge rule keeps of a range beside its center of this version. Raises `StoreError`."""
-    head = _HISTORY_HEAD.pack(_STATE_MAGIC, 0, version, xxhash.xxh3_64_intdigest(state))
-    store.write(keys.rule_state(run, version), head, memoryview(state))
+def put_state(store: Store, run: str, version: int, *parts: bytes | memoryview) -> None:
+    """Write what the merge rule keeps of a range, in parts, beside its center of this version. Raises `StoreError`."""
+    key, size = keys.rule_state(run, version), sum(map(len, parts))
+    body, stop = store.place(key, size) or memoryview(bytearray(size)), 0
+    for part in parts:
+        start, stop = stop, stop + len(part)
+        body[start:stop] = part
+    head = _HISTORY_HEAD.pack(_STATE_MAGIC, 0, version, xxhash.xxh3_64_intdigest(body))
+    store.write(key, head, body)
 
 
 def fetch_state(store: Store, run: str, version: int) -> bytes:

@@ -4,7 +4,7 @@ The master writes it right before each version of the center can be seen. On one
 halves, written by turns, each with length and checksum. So after a death at any instruction one half is whole, and is
 that of a version that is in the store, or of the one before. It costs no call of the system. Where a standby on another
 machine may follow, it is in the run's Redis, written in one step with the version (`speedo.storage.conditional`). It is
-no checkpoint: workers' solver histories, and what a merge rule keeps beside the center, are not in it.
+no checkpoint: workers' solver histories are not in it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class JournalEntry:
     """A master's counters at a version. `merges` made it since the version that was published before.
 
     `merged` has the ticket of the last result of each worker that is in the center, `incarnations` those that workers
-    had. Without `whole` the center alone is not enough to continue from. `tests`: a test was under way. `records` is as
-    in a checkpoint.
+    had. Without `whole` it takes what is kept beside the center (`speedo.master.kept_state`), too. `tests`: a test was
+    under way. `records` is as in a checkpoint.
     """
 
     counters: Counters

@@ -3,8 +3,9 @@
 A round takes as long as its slowest worker, so the best division lets all compute for the same time. Speeds are
 measured in looks of some seconds. A division is changed once `LOOKS` in a row say that another one shortens the
 round by `GAIN`, or by `MORE_GAIN` where shares are unequal already: what a test or a checkpoint costs for a moment
-changes nothing, nor does the noise of equal machines. Each change doubles the length of a look, up to
-`LONGEST_LOOK_S`, so changes are few whatever the speeds do. A division with which rounds take longer than with the
+changes nothing, nor does the noise of equal machines. A step also takes what does not depend on the share, as the
+solver's update; once two shares of a worker are measured, this is known. Each change doubles the length of a look, up
+to `LONGEST_LOOK_S`, so changes are few whatever the speeds do. A division with which rounds take longer than with the
 former one, at the speeds of now, is taken back: a net may send more between hosts if batches are unequal.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from typing import Final
 
 from speedo.system.records import record
@@ -21,8 +23,11 @@ LONGEST_LOOK_S: Final = 60.0
 LOOKS: Final = 3  # two of them may share what happens between them
 FEWEST_STEPS: Final = 3  # of a look
 GAIN: Final = 0.1  # of a round's time
-# Likewise: a step also takes what does not depend on the share, so the first try is not the best.
-MORE_GAIN: Final = 0.05
+MORE_GAIN: Final = (
+    0.03  # likewise: the first try does not know what a step takes beside its records
+)
+OTHER_SHARE: Final = 0.2  # of the larger one: by so much two shares differ that tell what this is
+MOST_FIXED: Final = 0.9  # of a step
 LOSS: Final = 0.05  # likewise, after which a division is taken back
 OTHER: Final = 1.5  # a speed that changed by this factor is another one
 HOLDS: Final = (
@@ -47,6 +52,17 @@ class _Seen:
     whole_s: float = 0.0
 
 
+@record
+class Speed:
+    """A step of n records takes `fixed_s + n / rate` seconds."""
+
+    rate: float
+    fixed_s: float = 0.0
+
+    def takes(self, records: int) -> float:
+        return self.fixed_s + records / self.rate
+
+
 @dataclass
 class SpeedDivision:
     """Decides when the `records` of the solver's batch are divided anew.
@@ -65,6 +81,9 @@ class SpeedDivision:
         None  # and what its rounds took beside computing
     )
     _useless: Mapping[int, float] = field(default_factory=dict)  # speeds by which it was no gain
+    # The records of a step and its seconds, before the last change and now.
+    _steps: dict[int, tuple[int, float]] = field(default_factory=dict)
+    _before: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def measured(self, worker: int, steps: int, timings: Mapping[str, float]) -> None:
         """A turn of so many steps took this long; the first one of a division also built and connected something."""
@@ -82,11 +101,15 @@ class SpeedDivision:
         present = {one: (which, size // self.unit) for one, (which, size) in members.items()}
         if present != self._present:
             self._begin(present)
+            self._steps, self._before = {}, {}
         sizes = {worker: size for worker, (_, size) in present.items()}
         if len(sizes) < 2 or sum(sizes.values()) != self.records or not self._look_is_over(sizes):
             return None
         seen, self._seen = self._seen, {}
-        speeds = {one: sizes[one] * seen[one].steps / seen[one].computed_s for one in sizes}
+        self._steps = {one: (sizes[one], seen[one].computed_s / seen[one].steps) for one in sizes}
+        speeds = {
+            one: _speed(*now, *self._before.get(one, now)) for one, now in self._steps.items()
+        }
         round_s = max(seen[one].whole_s / seen[one].steps for one in sizes)
         former, self._former = self._former, None
         if former is not None and round_s > (1.0 + LOSS) * (
@@ -119,32 +142,42 @@ class SpeedDivision:
     def _change(self, records: Mapping[int, int], reason: str) -> NewDivision:
         former = self._former
         self._begin({one: (which, records[one]) for one, (which, _) in self._present.items()})
-        self._former = former
+        self._former, self._before = former, self._steps
         self.look_s = min(2.0 * self.look_s, LONGEST_LOOK_S)
         return NewDivision(records, reason)
 
 
-def divided(records: int, speeds: Mapping[int, float]) -> dict[int, int]:
-    """At least one record for each worker, so that the slowest is done as early as possible; speeds in records/s."""
-    total = sum(speeds.values())
-    shares = {one: max(1, int(records * speed / total)) for one, speed in sorted(speeds.items())}
-    while sum(shares.values()) > records:
-        most = max((one for one in shares if shares[one] > 1), key=lambda one: shares[one] / speeds[one])  # fmt: skip
-        shares[most] -= 1
-    while sum(shares.values()) < records:
-        shares[min(shares, key=lambda one: (shares[one] + 1) / speeds[one])] += 1
+def _speed(records: int, step_s: float, others: int, other_s: float) -> Speed:
+    """Of a worker whose step took `step_s` with `records`, and `other_s` with others, or with as many."""
+    more = records - others
+    if abs(more) > OTHER_SHARE * max(records, others) and (step_s - other_s) / more > 0.0:
+        each_s = (step_s - other_s) / more
+        each_s = min(max(each_s, (1.0 - MOST_FIXED) * step_s / records), step_s / records)
+        return Speed(1.0 / each_s, step_s - records * each_s)
+    return Speed(records / step_s)
+
+
+def divided(records: int, speeds: Mapping[int, Speed]) -> dict[int, int]:
+    """At least one record for each worker, so that the slowest is done as early as possible."""
+    shares = dict.fromkeys(sorted(speeds), 1)
+    ends = [(speed.takes(2), one) for one, speed in speeds.items()]
+    heapify(ends)
+    for _ in range(records - len(shares)):
+        _, one = ends[0]
+        shares[one] += 1
+        heapreplace(ends, (speeds[one].takes(shares[one] + 1), one))
     return shares
 
 
-def _slowest(sizes: Mapping[int, int], speeds: Mapping[int, float]) -> float:
+def _slowest(sizes: Mapping[int, int], speeds: Mapping[int, Speed]) -> float:
     """Seconds of the longest step."""
-    return max(size / speeds[worker] for worker, size in sizes.items())
+    return max(speeds[worker].takes(size) for worker, size in sizes.items())
 
 
-def _relative(speeds: Mapping[int, float]) -> dict[int, float]:
-    """The same as parts of the largest."""
-    most = max(speeds.values())
-    return {worker: speed / most for worker, speed in speeds.items()}
+def _relative(speeds: Mapping[int, Speed]) -> dict[int, float]:
+    """Their rates as parts of the largest."""
+    most = max(speed.rate for speed in speeds.values())
+    return {worker: speed.rate / most for worker, speed in speeds.items()}
 
 
 def _alike(these: Mapping[int, float], those: Mapping[int, float]) -> bool:
@@ -158,14 +191,15 @@ def _listed(records: Mapping[int, int]) -> str:
     return "+".join(sizes[:8] + ["..."] * (len(sizes) > 8))
 
 
-def _by_speed(records: Mapping[int, int], speeds: Mapping[int, float]) -> str:
+def _by_speed(records: Mapping[int, int], speeds: Mapping[int, Speed]) -> str:
     relative = _relative(speeds)
     slowest = min(relative, key=lambda one: (relative[one], one))
     text = (
         f"the batch is divided anew by the workers' speeds: {_listed(records)} records; worker {slowest} computes at "
         f"{relative[slowest]:.2g} of the fastest one's speed"
     )
-    longest, ideal = _slowest(records, speeds), sum(records.values()) / sum(speeds.values())
+    longest = _slowest(records, speeds)
+    ideal = sum(records.values()) / sum(speed.rate for speed in speeds.values())
     if records[slowest] == 1 and longest > HOLDS * ideal:
         text += (
             f"; even its single record takes {longest:.2g} s, and the others need {ideal:.2g} s: the run is faster "

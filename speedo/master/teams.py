@@ -11,6 +11,7 @@ from speedo.sgd_modes.rules import MergeRule, TakeCenter
 
 # Such a report makes a stretch 5 s long: where rounds take longer, the link has time for it.
 MOST_FOR_BYTES_S: Final = 0.1
+MOST_TO_BEGIN_S: Final = 0.1  # likewise
 AGREE_S: Final = 2.0  # between two rounds after which a stretch may end, as a member is to leave
 MOST_BROKEN: Final = 8  # stretches in a row; a worker whose results are bad is set aside before
 
@@ -67,8 +68,9 @@ class TeamUnit:
 
     `meets` is their place; empty if they are of all hosts. `members` train in its next turn. `owing` still have to
     answer for a stretch that is void. `formed` names the gathering whose connections they use, 0 if they have to
-    connect again. A round of the last stretch took `round_s`, in seconds, and its report `report_s`; it `spans` several
-    hosts. `broken` counts the stretches in a row that came to nothing with the same members, who are `tried`.
+    connect again. A round of the last stretch took `round_s` seconds, to begin it `begin_s`, until the slowest member
+    was there, and its report `report_s`, with what beginning takes each time; it `spans` several hosts. `broken` counts
+    the stretches in a row that came to nothing with the same members, who are `tried`.
     """
 
     meets: str
@@ -78,6 +80,7 @@ class TeamUnit:
     formed: int = 0
     stretch: Stretch | None = None
     round_s: float = 0.0
+    begin_s: float = 0.0
     report_s: float = 0.0
     spans: bool = False
     alone: TakeCenter | None = None
@@ -128,8 +131,11 @@ class TeamUnit:
         assert stretch.result is not None
         made = max(part.steps for part in stretch.parts)  # a member may have ended it
         timings = stretch.result.timings
-        self.report_s = timings.get("publish", 0.0)
-        self.round_s = (sum(timings.values()) - self.report_s) / max(1, min(stretch.rounds, made))
+        publish_s, before_s = timings.get("publish", 0.0), self.begin_s
+        self.begin_s = timings.get("fetch", 0.0)
+        self.report_s = publish_s + min(before_s, self.begin_s, MOST_TO_BEGIN_S)
+        in_rounds = sum(timings.values()) - publish_s - self.begin_s
+        self.round_s = in_rounds / max(1, min(stretch.rounds, made))
 
 
 def spread_of(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Limits
 from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalPlace
+from speedo.master.kept_state import KeptState
 from speedo.master.leases import Leases
 from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
@@ -211,8 +213,9 @@ def build_training(
     if keeper is not None and isinstance(center, Center):
         place = _journal_place(parts)
         if place is not None:
-            driver.journal = _journal(place, config, keeper, driver, center, taken_over)
-            center.publishing = driver.journal.publishing
+            beside = KeptState(center, model.history_parts if needs_update(config) else tuple)
+            driver.journal = _journal(place, keeper, driver, beside, taken_over)
+            center.publishing = partial(_publishing, beside, driver.journal)
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
@@ -247,19 +250,23 @@ def _journal_place(parts: RunParts) -> JournalPlace | None:
         return None
 
 
+def _publishing(beside: KeptState, journal: Journal) -> None:
+    """A version is about to be published."""
+    beside.publishing()
+    journal.publishing()
+
+
 def _journal(
     place: JournalPlace,
-    config: RunConfig,
     keeper: CheckpointWriter,
     driver: Driver,
-    center: Center,
+    beside: KeptState,
     former: Takeover | None,
 ) -> Journal:
-    updates = needs_update(config)
     return Journal(
         place,
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
-        whole=lambda: not (updates or center.state),
+        whole=lambda: not beside,
         tests=lambda: bool(driver.tests),
         records=keeper.records,
         merged={} if former is None else former.merged,

@@ -1,13 +1,13 @@
 """What a master takes over from one that died or hung: the newest center that is whole, and the counters at it.
 
-The center is in the run's store, the counters in the journal (`speedo.master.journal`), which is in Redis where a
-standby may take over. Where these are not enough, because the merge rule or the solver's update keeps something beside
-the center, or the store has lost it, the run is resumed from its newest checkpoint.
+The center is in the run's store, with what the merge rule or the solver's update keeps beside it
+(`speedo.master.kept_state`), the counters in the journal (`speedo.master.journal`), which is in Redis where a standby
+may take over. Where the store has lost a part of it, the run is resumed from its newest checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,9 @@ import numpy as np
 from speedo.engines.base import ModelEngine
 from speedo.errors import CheckpointError, PayloadError, StoreError, StoreUnavailableError
 from speedo.exchange.transfer import fetch_vector
-from speedo.exchange.vector import Layout, Vector
+from speedo.exchange.vector import Layout
 from speedo.master.journal import JournalEntry, entry_of, read_journals
+from speedo.master.kept_state import fetch_kept
 from speedo.messages import Kind, Merge
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
@@ -47,11 +48,16 @@ class Takeover:
     newest: bool = False
 
     def as_checkpoint(
-        self, engine: ModelEngine, settings: RunSettings, mode: str
+        self,
+        engine: ModelEngine,
+        settings: RunSettings,
+        mode: str,
+        history_of: Callable[[bytes], bytes] = bytes,
     ) -> Checkpoint | None:
         """What the former masters of this run have left; None if that is nothing.
 
-        Raises `CheckpointError`; `StoreError` if the journal is in a Redis that does not answer.
+        `history_of` makes a history of what is kept of the solver, or raises `PayloadError`. Raises `CheckpointError`;
+        `StoreError` if the journal is in a Redis that does not answer.
         """
         folder, layout = settings.near.folder, engine.layout
         if self.master_fence is not None:
@@ -62,13 +68,13 @@ class Takeover:
         self.incarnations = entries[0].incarnations if entries else {}
         for entry in entries:
             counters = entry.counters
-            if not entry.whole or (counters.run, counters.layout) != (settings.run, layout.digest):
+            if (counters.run, counters.layout) != (settings.run, layout.digest):
                 continue
-            center = self._center_of(entry, settings, layout)
-            if center is not None:
+            found = self._found(entry, settings, layout, history_of)
+            if found is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
-                return Checkpoint(counters, center, records=entry.records)
+                return found
         kept = self.run_dir / CHECKPOINTS
         return latest(kept)[1] if checkpoints_in(kept) else None
 
@@ -76,18 +82,27 @@ class Takeover:
         """Whether this result of a former master's turn can still be merged."""
         return self.newest and ticket > self.merged.get(worker, 0)
 
-    def _center_of(
-        self, entry: JournalEntry, settings: RunSettings, layout: Layout
-    ) -> Vector | None:
-        counters = entry.counters
-        key = keys.center(f"{settings.run}:{counters.epoch}", counters.version)
-        center = layout.zeros()
+    def _found(
+        self,
+        entry: JournalEntry,
+        settings: RunSettings,
+        layout: Layout,
+        history_of: Callable[[bytes], bytes],
+    ) -> Checkpoint | None:
+        """What the store has of the version of this entry, if that is whole."""
+        counters, center = entry.counters, layout.zeros()
+        run, version = f"{settings.run}:{counters.epoch}", counters.version
         try:
+            key = keys.center(run, version)
             header = fetch_vector(self.store, key, layout, Kind.CENTER, center)
+            rule, history = (b"", b"") if entry.whole else fetch_kept(self.store, run, version)
+            history = history and history_of(history)
         except StoreUnavailableError:
             if self.master_fence is not None:  # it is there: nothing that was seen is to be undone
                 raise
             return None
         except (PayloadError, StoreError, CheckpointError):
             return None
-        return center if header.version == counters.version and np.isfinite(center).all() else None
+        if header.version != version or not np.isfinite(center).all():
+            return None
+        return Checkpoint(counters, center, history, rule_state=rule, records=entry.records)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from struct import Struct
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -15,11 +17,11 @@ from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver import solver_for_server
 from speedo.engines.solver.proto import caffe_proto, parse_text
-from speedo.engines.solver_update import Recipe, multipliers
+from speedo.engines.solver_update import History, Recipe, SolverUpdate, multipliers
 from speedo.engines.update_rules import SolverFields
-from speedo.errors import CheckpointError
+from speedo.errors import CheckpointError, PayloadError
 from speedo.exchange.npz import write_arrays
-from speedo.exchange.vector import Layout, Vector
+from speedo.exchange.vector import Layout, Vector, as_bytes
 from speedo.master.center import RunCenter
 from speedo.master.divergence import check_update
 from speedo.messages import NO_TUNING, Tuning
@@ -33,6 +35,8 @@ from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.directory import MODEL, SCRIPT_MODEL
 from speedo.sgd_modes.registry import Update
+
+_UPDATES: Final = Struct("<Q")  # made, before the vectors of the history
 
 
 class TrainedModel(ABC):
@@ -59,6 +63,10 @@ class TrainedModel(ABC):
     def history(self) -> bytes:
         """The history of the solver whose update makes the center."""
         return b""
+
+    def history_parts(self) -> tuple[bytes | memoryview, ...]:
+        """The same in its own form, without a copy: good until the next update."""
+        return ()
 
     def chance(self) -> float | None:
         """The loss of guessing, if it is known."""
@@ -132,8 +140,10 @@ class CaffeModel(TrainedModel):
             python_layers=spec.python_layers,
             scratch=scratch,
         )
-        if isinstance(resume, CaffeSnapshot | Takeover):
+        if isinstance(resume, CaffeSnapshot):
             resume = resume.as_checkpoint(engine, settings, config.mode)
+        elif isinstance(resume, Takeover):
+            resume = resume.as_checkpoint(engine, settings, config.mode, self._history_of)
         self.layout, self.resume = engine.layout, resume
         self.update, self._tuning = self._update, NO_TUNING
         self.first = self._first_center(config) if resume is None else self._resumed(resume)
@@ -150,7 +160,8 @@ class CaffeModel(TrainedModel):
                 f"{self._spec.path}; resume with the net that the run was begun with"
             )
         if checkpoint.master_history:  # checked here, also where servers continue with it
-            self._engine.load_history(checkpoint.master_history)
+            history = self._recipe.read_history(checkpoint.master_history)
+            self._solver.restore(list(history.flat.reshape(-1, self.layout.size)), history.updates)
         return checkpoint.center
 
     def export(self, center: Vector, path: Path) -> None:
@@ -161,28 +172,45 @@ class CaffeModel(TrainedModel):
     def _update(
         self, gradient: Vector, center: Vector, iteration: int, own: Tuning = NO_TUNING
     ) -> None:
-        """The solver's own update of the center by a raw gradient."""
-        engine = self._engine
+        """The solver's own update of the center by a raw gradient: in the arithmetic of servers."""
         if own != self._tuning:
             self._tuning = own
-            engine.adjust(own.lr, own.momentum, own.weight_decay, 1)
-        engine.load_weights(center)
-        engine.set_iteration(iteration)
-        engine.apply_gradient(gradient)
-        updated = np.empty_like(center)
-        engine.read_weights(updated)
+            self._solver.adjust(own.lr, own.momentum, own.weight_decay)
+        updated = center.copy()
+        self._solver.update(updated, gradient, iteration)
         check_update(updated, iteration)
         np.copyto(center, updated)
 
-    def recipe(self) -> Recipe | None:
-        """See `TrainedModel.recipe`."""
+    @cached_property
+    def _solver(self) -> SolverUpdate:
+        return self._recipe.update_of()
+
+    @cached_property
+    def _recipe(self) -> Recipe:
         parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())
-        own = multipliers(parameter.train_net_param, self.layout)
-        return Recipe(SolverFields.from_solver(parameter), self.layout, own, self._spec.lr_policy)
+        layout = self._engine.layout
+        own = multipliers(parameter.train_net_param, layout)
+        return Recipe(SolverFields.from_solver(parameter), layout, own, self._spec.lr_policy)
+
+    def recipe(self) -> Recipe:
+        """See `TrainedModel.recipe`."""
+        return self._recipe
 
     def history(self) -> bytes:
         """See `TrainedModel.history`."""
-        return self._engine.history()
+        return self._recipe.write_history(History(self._solver.flat, self._solver.updates))
+
+    def history_parts(self) -> tuple[bytes | memoryview, ...]:
+        """See `TrainedModel.history_parts`."""
+        return _UPDATES.pack(self._solver.updates), as_bytes(self._solver.flat)
+
+    def _history_of(self, parts: bytes) -> bytes:
+        """What `history` would be where `history_parts`, end to end, are these. Raises `PayloadError`."""
+        if len(parts) != _UPDATES.size + self._recipe.vectors * self._engine.layout.nbytes:
+            raise PayloadError("the solver's history in the store is not of this net")
+        (updates,) = _UPDATES.unpack_from(parts)
+        flat = np.frombuffer(parts, np.float32, offset=_UPDATES.size)
+        return self._recipe.write_history(History(flat, updates))
 
     def chance(self) -> float | None:
         """See `TrainedModel.chance`."""

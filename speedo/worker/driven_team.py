@@ -253,7 +253,7 @@ class DrivenTeam:
         self._membership.meet()
         self._require_finite(said)
         self._hear_rows(space.rows[parity])
-        share = stretch_of(here.index(rank), len(here), len(own))
+        share = stretch_of(here.index(rank), [1] * len(here), len(own))
         contributions = [
             Contribution(gradient[share], int(said[member, SAMPLES]))
             for member, gradient in zip(here, space.gradients, strict=True)

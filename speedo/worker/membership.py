@@ -49,8 +49,15 @@ class Gather:
     out: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """A wish to meet the members of this host that have these ranks; the others do not wait for one that has none."""
+
+    ranks: tuple[int, ...]
+
+
 # What a member needs of the others before it goes on: None, to meet those of its host; the sum of an array over hosts.
-Wait = Array | BeginSum | Gather | Reduction | None
+Wait = Array | BeginSum | Gather | Reduction | Meet | None
 
 
 class Membership:
@@ -70,6 +77,7 @@ class Membership:
         self.round_s = math.inf
         self.exchange: HostExchange | None = None
         self._formed, self._patience_s = 0, 0.0
+        self._workers: tuple[int, ...] = ()
         self._spread: tuple[tuple[int, ...], ...] = ()
 
     def enter(self, team: Team, size: Callable[[int], int]) -> memoryview:
@@ -77,6 +85,7 @@ class Membership:
 
         Connections of the same gathering are used again. Raises `TeamBrokenError`.
         """
+        self._workers = team.workers
         self.rank, self.here = team.workers.index(self._worker), here_of(team, self._worker)
         self._spread = team.spread
         if team.formed != self._formed:
@@ -112,6 +121,8 @@ class Membership:
             return self.exchange.begin_all_reduce("sum", wait.vector)
         if wait is None:
             self.meet()
+        elif isinstance(wait, Meet):
+            self._meeting.meet(self._patience_s, [self._workers[rank] for rank in wait.ranks])
         elif isinstance(wait, Gather):
             assert self.exchange is not None
             self.exchange.all_gather("factors", wait.rows, self._spread, wait.out)

@@ -24,7 +24,7 @@ from speedo.exchange.vector import Layout, Vector, as_bytes, checksum
 from speedo.messages import Team
 from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import BeginSum, Gather, Reduction, Wait
+from speedo.worker.membership import BeginSum, Gather, Meet, Reduction, Wait
 from speedo.worker.team_memory import STATE, TeamMemory, stretch_of
 from speedo.worker.turn import Worker
 
@@ -44,6 +44,18 @@ class Seat:
     @property
     def rank(self) -> int:
         return self.here[self.place]
+
+    @property
+    def summing(self) -> tuple[int, ...]:
+        """The ranks of those here that sum: not who computes so slowly that it has less than half of an equal share."""
+        samples = {rank: self.team.members[rank][2] for rank in self.here}
+        enough = sum(samples.values()) / len(samples) / 2
+        return tuple(rank for rank, own in samples.items() if own >= enough)
+
+    def share(self, size: int) -> slice:
+        """The values that it sums."""
+        summing = self.summing
+        return stretch_of(self.place, [rank in summing for rank in self.here], size)
 
     def require_finite(self) -> None:
         """Raise `NotFiniteError` in the member whose payload is not finite, `TeamBrokenError` in others of its host.
@@ -120,7 +132,7 @@ def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | No
     yield None
     seat.require_finite()
     if not team.spread:
-        share = stretch_of(seat.place, len(seat.here), own.size)
+        share = seat.share(own.size)
         payloads = [payload[share] for payload in memory.payloads]
         sum_into(mean[share], payloads, shares_here, after)
     reached("team-summed")
@@ -134,7 +146,7 @@ def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | No
             yield Gather(rows[list(seat.here)], rows)
             bad = bad or not is_finite(memory.factors)
         memory.flags[0] = bad
-    yield None
+    yield None if team.spread else Meet(seat.summing)
     if team.spread and memory.flags[0]:  # the member that it is from leaves, too, and is to blame
         raise TeamBrokenError("the gradient of a member on another host is not finite")
     for at, one in enumerate(products):

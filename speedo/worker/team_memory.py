@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,8 +82,8 @@ def _padded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def stretch_of(rank: int, members: int, size: int) -> slice:
-    """The values that member `rank` sums: equal shares, whole cache lines."""
-    lines = _padded(size) // ALIGNED
-    first, last = lines * rank // members, lines * (rank + 1) // members
+def stretch_of(place: int, shares: Sequence[int], size: int) -> slice:
+    """The values that the member at this place sums: by the members' `shares`, whole cache lines."""
+    lines, whole = _padded(size) // ALIGNED, sum(shares)
+    first, last = (lines * sum(shares[:at]) // whole for at in (place, place + 1))
     return slice(first * ALIGNED, min(last * ALIGNED, size))

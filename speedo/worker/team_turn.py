@@ -25,7 +25,7 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Kind, Train, Trained
 from speedo.sgd_modes.rules import Contribution, add_mean, add_scaled, shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import Membership, Reduction, Wait, here_of
+from speedo.worker.membership import Meet, Membership, Reduction, Wait, here_of
 from speedo.worker.team_gradients import (
     Seat,
     agree_on_state,
@@ -35,7 +35,7 @@ from speedo.worker.team_gradients import (
     room_for_factors,
     say_state,
 )
-from speedo.worker.team_memory import TeamMemory, stretch_of
+from speedo.worker.team_memory import TeamMemory
 from speedo.worker.turn import Worker, trained_of
 
 Answer = TypeVar("Answer")
@@ -205,7 +205,7 @@ def _payload_round(
     yield None
     seat.require_finite()
     if not goes_on:
-        memory.center[stretch_of(seat.place, len(seat.here), own.size)] = 0.0
+        memory.center[seat.share(own.size)] = 0.0
     yield from _add_mean(seat, team.rate if goes_on else 1.0)
     return loss
 
@@ -214,12 +214,12 @@ def _add_mean(seat: Seat, rate: float) -> Generator[Wait, Reduction | None, None
     """Add the mean of all payloads, times `rate`, to the center: this member does so for its share of the values."""
     team, memory, here = seat.team, seat.memory, seat.here
     counts = [samples for _, _, samples in team.members]
-    share = stretch_of(seat.place, len(here), memory.center.size)
+    share = seat.share(memory.center.size)
     payloads = [payload[share] for payload in memory.payloads]
     if not team.spread:
         add_mean(memory.center[share], list(map(Contribution, payloads, counts)), rate)
         reached("team-summed")
-        yield None
+        yield Meet(seat.summing)
         return
     factors, after = shares_of(counts, rate)
     if len(here) > 1 or factors[here[0]] != 1.0:

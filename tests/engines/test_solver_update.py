@@ -295,3 +295,26 @@ def test_a_damaged_solverstate_is_refused(cut: int) -> None:
         read_solverstate(one_blob(), 1, content[:-cut])
     with pytest.raises(EngineError, match="not those of this net"):
         read_solverstate(one_blob(3), 1, content)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_adjusted_it_is_the_update_of_a_solver_with_these_values(kind: str) -> None:
+    """And without them its own again; the history stays."""
+    layout, blobs = Layout((Blob("w/0", (7,)),)), (Multipliers(),)
+
+    def solver(momentum: float, decay: float, lr: float) -> SolverUpdate:
+        fields = SolverFields(kind, momentum=momentum, weight_decay=decay)
+        return SolverUpdate(fields, layout, blobs, FIXED.from_base(lr))
+
+    chance = np.random.default_rng(1)
+    one, center = solver(0.9, 0.1, 0.5), chance.standard_normal(7).astype(np.float32)
+    for wanted in ((0.5, 0.2, 0.25), (0.9, 0.1, 0.5)):
+        own = (wanted[2], *wanted[:2]) if wanted[0] == 0.5 else (None, None, None)
+        one.adjust(*own)
+        other, expected = solver(*wanted), center.copy()
+        other.restore(one.history, one.updates)
+        for _ in range(3):
+            gradient = chance.standard_normal(7).astype(np.float32)
+            one.update(center, gradient, 0)
+            other.update(expected, gradient, 0)
+        np.testing.assert_array_equal(center, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -82,6 +83,52 @@ def test_nobody_goes_on_before_the_last_has_come(tmp_path: Path) -> None:
     with meetings(tmp_path, 0, 1) as members:
         together(lambda: early(members[0]), lambda: late(members[1]))
     assert went_on == ["late", "early"]
+
+
+def test_a_meeting_of_some_is_not_held_up_by_the_others(tmp_path: Path) -> None:
+    team, went_on = team_of(0, 1, 2), threading.Event()
+
+    def comes(meeting: TeamMeeting) -> None:
+        meeting.gather(team, 4)
+        meeting.meet(5.0, (0, 1))
+        went_on.set()
+        meeting.meet(5.0)
+
+    def late(meeting: TeamMeeting) -> object:
+        meeting.gather(team, 4)
+        before = went_on.wait(5.0)
+        meeting.meet(5.0, (0, 1))
+        meeting.meet(5.0)
+        return before
+
+    with meetings(tmp_path, 0, 1, 2) as members:
+        tasks = [lambda one=one: comes(members[one]) for one in (0, 1)]
+        assert together(*tasks, lambda: late(members[2])) == [None, None, True]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_goes_on_before_those_who_come_whatever_the_meetings(
+    tmp_path: Path, seed: int
+) -> None:
+    chance, workers = random.Random(seed), range(4)
+    team = team_of(*workers)
+    wanted = [tuple(sorted(chance.sample(workers, chance.randint(1, 4)))) for _ in range(200)]
+
+    def task(meeting: TeamMeeting, own: int) -> Callable[[], object]:
+        def run() -> object:
+            reached = np.frombuffer(meeting.gather(team, 32), np.int64)
+            for number, come in enumerate(wanted):
+                reached[own] = number
+                meeting.meet(5.0, come if len(come) < 4 else None)
+                if (reached[list(come)] < number).any():
+                    return f"worker {own} went on at {number}"
+            meeting.meet(5.0)
+            return None
+
+        return run
+
+    with meetings(tmp_path, *workers) as members:
+        assert together(*(task(one, own) for own, one in members.items())) == [None] * 4
 
 
 def test_meetings_of_the_same_gathering_use_the_same_memory(tmp_path: Path) -> None:

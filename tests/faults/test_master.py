@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import time
 from pathlib import Path
@@ -211,6 +212,32 @@ def test_a_master_that_hangs_is_replaced(
     assert not master.is_running()
     run.goes_on(30)
     check_taken_over(run, 1, finding)
+
+
+@row(3, "master killed right after it took `speedo stop`: the next one stops, too", usual="async")
+def test_a_stop_outlives_the_master_that_took_it(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    done = speedo.folder / "done"
+    environment = {
+        "SPEEDO_FAILPOINT": POINTS[3],  # the only checkpoint is that of the end
+        "SPEEDO_FAILPOINT_DONE": str(done),
+    }
+    run = Run(speedo, problem, mode, "--checkpoint-interval", "0", environment=environment)
+    run.has_begun(50)
+    since = time.monotonic()
+    stop = speedo.start("stop", "--run", str(run.dir))
+    said = run.ends(3)
+    finding.recovered(time.monotonic() - since)
+    _, errors = stop.communicate(timeout=HANG_S)
+    assert stop.returncode == 0, errors
+    assert done.exists()
+    assert "another master has taken over" in said
+    result = json.loads((run.dir / "result.json").read_text())
+    assert result["reason"] == "stopped by `speedo stop`"
+    assert len(result["master_restarts"]) == 1
+    lines = run.check()
+    assert [epoch.number for epoch in epochs_of(lines)] == [0, 1]
 
 
 def stopped(processes: list[psutil.Process]) -> None:

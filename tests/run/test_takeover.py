@@ -11,7 +11,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import StoreUnavailableError
-from speedo.exchange.transfer import put_vector
+from speedo.exchange.transfer import put_state, put_vector
 from speedo.exchange.vector import Layout
 from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalPlace
 from speedo.messages import Kind, Merge, Part
@@ -62,6 +62,9 @@ class Former:
             )
             journal.publishing()
             self.put(version, np.full(4, version, np.float32))
+
+    def keep(self, version: int, rule: bytes, history: bytes) -> None:
+        put_state(self.store, "run:1", version, len(rule).to_bytes(8, "little"), rule, history)
 
     def put(self, version: int, vector: Any) -> None:
         said = {"version": version, "epoch": 1}
@@ -129,6 +132,30 @@ def test_a_checkpoint_where_the_center_alone_is_not_enough(tmp_path: Path) -> No
     assert not found.newest
     assert not found.counts(1, 10**9)
     assert found.incarnations == {0: 1}
+
+
+def test_what_rule_and_solver_have_kept_at_the_version(tmp_path: Path) -> None:
+    former = Former(tmp_path, whole=False)
+    former.keep(4, b"rule", b"")
+    former.keep(5, b"a rule", b"a history")
+    _, begun = former.taken_over()
+    assert begun is not None
+    assert (begun.counters.version, begun.rule_state, begun.master_history) == (5, b"a rule", b"a history")  # fmt: skip
+    former.store.delete(keys.rule_state("run:1", 5))
+    found, begun = former.taken_over()
+    assert begun is not None
+    assert (begun.counters.version, begun.rule_state, begun.master_history) == (4, b"rule", b"")
+    assert found.newest
+
+
+@pytest.mark.parametrize("damage", [b"", b"1234567", (99).to_bytes(8, "little") + b"short"])
+def test_what_was_kept_and_is_damaged_is_not_taken(tmp_path: Path, damage: bytes) -> None:
+    former = Former(tmp_path, whole=False)
+    former.checkpoint(2)
+    put_state(former.store, "run:1", 5, damage)
+    found, begun = former.taken_over()
+    assert begun is not None
+    assert (begun.counters.version, found.newest) == (2, False)
 
 
 def test_a_journal_of_another_run_is_not_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The solver's own update on servers is that of the master, which is Caffe's; it goes on from a checkpoint."""
+"""The solver's own update on servers is that of the master, to the bit; it goes on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ def test_one_to_three_servers_make_the_update_of_the_master(
     text = solver(data, kind, regularization_type=f'"{decay}"', clip_gradients=0.5)
     before, alone = train(text, tmp_path / "run0", 0)
     served = [train(text, tmp_path / f"run{count}", count)[1] for count in (1, 2, 3)]
-    assert len({center.tobytes() for center in served}) == 1
-    difference = np.linalg.norm(served[0].astype(float) - alone) / np.linalg.norm(alone)
-    print(f"{kind} {decay}: {difference:.2e}")
-    assert difference < BOUND
+    assert len({center.tobytes() for center in (alone, *served)}) == 1
     _, free = train(solver(data, kind, regularization_type=f'"{decay}"'), tmp_path / "free", 1)
     assert not np.array_equal(free, served[0])  # some gradients were clipped
     assert np.linalg.norm(alone - before) > 1e-3 * np.linalg.norm(alone)

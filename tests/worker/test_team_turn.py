@@ -118,7 +118,7 @@ class Members:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("batches", [(4, 4), (5, 3), (2, 2, 2), (1, 2, 3, 4)])
+@pytest.mark.parametrize("batches", [(4, 4), (5, 3), (2, 2, 2), (1, 2, 3, 4), (9, 1, 9)])
 def test_rounds_of_a_team_are_those_of_synchronous_sgd(
     batches: tuple[int, ...], steps: int
 ) -> None:
@@ -407,9 +407,12 @@ def test_who_is_not_finite_is_to_blame_and_the_others_are_not() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 431_080])
-@pytest.mark.parametrize("members", [1, 2, 3, 7])
-def test_the_shares_of_all_members_are_the_whole_vector_once(members: int, size: int) -> None:
-    shares = [stretch_of(rank, members, size) for rank in range(members)]
+@pytest.mark.parametrize("parts", [(1,), (1, 1), (1, 0, 1, 1), (5,) * 7, (0, 1)])
+def test_the_shares_of_all_members_are_the_whole_vector_once(
+    parts: tuple[int, ...], size: int
+) -> None:
+    shares = [stretch_of(place, parts, size) for place in range(len(parts))]
+    assert all(part or one.start >= one.stop for part, one in zip(parts, shares, strict=True))
     assert shares[0].start == 0
     assert [share.stop for share in shares[:-1]] == [share.start for share in shares[1:]]
     assert shares[-1].stop == size

@@ -168,13 +168,13 @@ def _stay(
     """
     lost: list[str] = []
     told: list[float] = []  # by `speedo leave`: the seconds
-    with ExitStack() as stack:
+    with ExitStack() as signals, ExitStack() as stack:
         deadline = since + timeout_s
         offer.logs.mkdir(parents=True)
         node, link, block = stack.enter_context(
             _joined(offer.address, token, deadline, offer.logs / HOST_LOG, watch.note)
         )
-        stopped = stack.enter_context(stop_signals())
+        stopped = signals.enter_context(stop_signals())  # also while the node is taken down
         monitor = MasterMonitor(offer.address, lost.append)
         monitor.start()
         stack.callback(monitor.close)

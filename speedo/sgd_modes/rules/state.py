@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.errors import PayloadError
-from speedo.exchange.vector import Vector
+from speedo.exchange.vector import Vector, as_bytes
 
 MOST_NAMES: Final = 64
 MOST_HEAD_BYTES: Final = 1 << 20
@@ -46,12 +46,16 @@ class State:
 
     def pack(self) -> bytes:
         """A copy as bytes; none for a state without anything."""
+        return b"".join(self.parts())
+
+    def parts(self) -> list[bytes | memoryview]:
+        """The same without a copy of the vectors, in parts."""
         if not self:
-            return b""
+            return []
         size = next((vector.size for vector in self.vectors.values()), 0)
         head = json.dumps([self.rule, list(self.vectors), size, self.numbers]).encode()
-        body = [vector.astype("<f4", copy=False).tobytes() for vector in self.vectors.values()]
-        return b"".join([_LENGTH.pack(len(head)), head, *body])
+        body = [as_bytes(vector) for vector in self.vectors.values()]
+        return [_LENGTH.pack(len(head)), head, *body]
 
     @classmethod
     def unpack(cls, data: bytes | memoryview, size: int) -> State:

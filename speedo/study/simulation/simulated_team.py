@@ -16,7 +16,7 @@ from speedo.exchange.collective import Array
 from speedo.exchange.factors import Factors
 from speedo.exchange.vector import Vector
 from speedo.messages import Refused, Team, Train, Trained
-from speedo.worker.membership import BeginSum, Gather, Reduction, Wait, here_of
+from speedo.worker.membership import BeginSum, Gather, Meet, Reduction, Wait, here_of
 from speedo.worker.team_gradients import room_for_factors
 from speedo.worker.team_memory import TeamMemory
 from speedo.worker.team_turn import team_rounds
@@ -134,6 +134,9 @@ class _Turn:
         self.lost: dict[int, str] = {}  # by worker, why; empty: it died
         self._steps = dict.fromkeys(team.workers, 0)
         self._meetings = dict.fromkeys(team.workers, 0)
+        self._meets: dict[
+            int, tuple[int, ...]
+        ] = {}  # by worker, the ranks that its present meeting waits for
         self._sums: list[dict[int, Array]] = []  # by worker that acts for its host
         self._heard: list[set[int]] = []  # who of these has the sum, once there is one
         self._waits_for: dict[int, int] = {}  # by worker, the number of the sum
@@ -174,6 +177,8 @@ class _Turn:
         if isinstance(wait, np.ndarray):
             return self._offer(worker, wait)
         self._meetings[worker] += 1
+        here = here_of(self._team, worker)
+        self._meets[worker] = wait.ranks if isinstance(wait, Meet) else here
         return None
 
     def _is_ready(self, worker: int) -> bool:
@@ -181,7 +186,7 @@ class _Turn:
             return True
         if (number := self._waits_for.get(worker)) is not None:
             return worker in self._heard[number]
-        neighbours = (self._workers[rank] for rank in here_of(self._team, worker))
+        neighbours = (self._workers[rank] for rank in self._meets.get(worker, ()))
         return all(self._meetings[one] >= self._meetings[worker] for one in neighbours)
 
     def _offer(self, worker: int, vector: Array) -> None:

@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.exchange.vector import Vector
 from speedo.master import center as center_module
 from speedo.master import journal as journal_module
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
 from speedo.master.journal import Journal, JournalFile
+from speedo.master.kept_state import KeptState
 from speedo.master.observers import Observers
 from speedo.master.plan import Plan
 from speedo.master.turn_records import TurnRecords
@@ -44,6 +46,7 @@ from speedo.run.config.run_config import make_config
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
+from speedo.sgd_modes.rules import State
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
@@ -54,6 +57,12 @@ RUNS = int(os.environ.get("SPEEDO_TAKEOVERS", "30"))  # of each mode; `make faul
 MANY = 1000
 TEAMS = "sync in teams"
 MODES = ("sync", "async", "easgd", "partial", "weed-out", TEAMS)
+# What keeps a state beside the center.
+STATES: dict[str, dict[str, Any]] = {
+    "outer-momentum": {"mode": "sync", "rule": "outer-momentum"},
+    "delay-compensated": {"mode": "async", "rule": "delay-compensated"},
+    "server-gradient": {"mode": "sync", "server_gradient": True},
+}
 
 
 class KilledError(Exception):
@@ -155,11 +164,13 @@ class Witness:
     """An observer that follows the line of versions that were published, whoever made them."""
 
     def __init__(self, first: np.ndarray[Any, Any], adds: bool) -> None:
-        self.line: list[tuple[Merge, np.ndarray[Any, Any]]] = []  # with the center after it
+        # With the center after it, and what was kept beside that.
+        self.line: list[tuple[Merge, np.ndarray[Any, Any], tuple[bytes, bytes]]] = []
         self.brought: set[int] = set()  # tickets that a former master had given out
         self.first, self.adds = first, adds
         self.finish: Finish | None = None
         self.center: Center
+        self.history: Callable[[], bytes]
 
     def saw(self, event: Event, now: float) -> None:
         pass
@@ -181,27 +192,35 @@ class Witness:
         self.brought.update(
             one for one in tickets if one // TICKETS_OF_AN_EPOCH < self.center.epoch
         )
-        self.line.append((merge, after))
+        self.line.append((merge, after, (self.center.state.pack(), self.history())))
 
-    def taken_over(self, version: int, center: np.ndarray[Any, Any], published: int) -> None:
+    def taken_over(
+        self,
+        version: int,
+        center: np.ndarray[Any, Any],
+        published: int,
+        kept: tuple[bytes, bytes] | None = None,
+    ) -> None:
         assert published <= version <= len(self.line), "a published version is undone"
         del self.line[version:]
         np.testing.assert_array_equal(center, self.line[-1][1] if self.line else self.first)
+        if self.line and kept is not None:
+            assert kept == self.line[-1][2]
 
     def check(self) -> None:
-        parts = [part for merge, _ in self.line for part in merge.parts]
+        parts = [part for merge, *_ in self.line for part in merge.parts]
         keys = [(part.worker, part.incarnation, part.ticket) for part in parts]
         assert len(set(keys)) == len(keys), "merged twice"
         assert all(part.staleness >= 0 for part in parts)
         samples = 0
-        for merge, _ in self.line:
+        for merge, *_ in self.line:
             samples += sum(part.samples for part in merge.parts)
             assert (merge.samples_seen, merge.iteration) == (samples, samples // BATCH)
 
     def check_records(self, records: dict[int, Records]) -> None:
         """Each record exactly once an epoch (`--data-share once`)."""
         ranges = [
-            one for merge, _ in self.line for part in merge.parts for one in records[part.ticket]
+            one for merge, *_ in self.line for part in merge.parts for one in records[part.ticket]
         ]
         trained = [
             RECORDS * epoch + at for epoch, start, stop in ranges for at in range(start, stop)
@@ -214,8 +233,10 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     chance = random.Random(f"takeover {mode} {seed}")
     workers = chance.randint(1, 4)
     teams = mode == TEAMS
-    options: dict[str, Any] = {"mode": "sync" if teams else mode, "workers": workers}
-    options["local_steps"] = chance.choice((1, 1, 3))
+    options: dict[str, Any] = {
+        **STATES.get(mode, {"mode": "sync" if teams else mode}), "workers": workers
+    }  # fmt: skip
+    options["local_steps"] = 1 if "server_gradient" in options else chance.choice((1, 1, 3))
     once = chance.random() < 0.5
     iterations, hosts = chance.randint(20, 60), chance.randint(1, 2)
     plan = Plan(
@@ -253,9 +274,17 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     former: Takeover | None = None
     counters: Counters | None = None
     kept = b""
+    state, history = State(), engine(0).history()
     while True:
+        own = QuadraticEngine(SIZE, seed=seed, batch=BATCH, lr=0.05, momentum=0.5)
+        own.load_history(history)
         coordinator = Coordinator(
-            make_strategy(config, BATCH, samples=0 if counters is None else counters.samples),
+            make_strategy(
+                config,
+                BATCH,
+                partial(_update, own),
+                samples=0 if counters is None else counters.samples,
+            ),
             plan,
             version=0 if counters is None else counters.version,
             samples=0 if counters is None else counters.samples,
@@ -265,7 +294,9 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         vector = first.copy()
         center = Center(f"line:{epoch}", vector, layout, store, coordinator.version, epoch)
-        witness.center = center
+        center.state = state
+        witness.center, witness.history = center, own.history if config.server_gradient else bytes
+        beside = KeptState(center, lambda: [witness.history()] if config.server_gradient else [])
         published = coordinator.version if former is not None else 0
 
         def dies(epoch: int = epoch) -> None:
@@ -289,12 +320,15 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         journal = Journal(
             JournalFile(folder, epoch),
             counted,
+            whole=lambda beside=beside: not beside,  # type: ignore[misc]
             records=book.state,
             merged={} if former is None else former.merged,
             incarnations={} if former is None else former.incarnations,
         )
 
-        def publishing(journal: Journal = journal) -> None:
+        def publishing(journal: Journal = journal, beside: KeptState = beside) -> None:
+            beside.publishing()
+            dies()
             journal.publishing()
             dies()
 
@@ -337,11 +371,15 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         if begun is None:  # killed before it had published anything
             assert published == 0
             former, counters, kept = Takeover(store, folder), None, b""
+            state, history = State(), engine(0).history()
             witness.taken_over(0, first, 0)
         else:
             counters, kept = begun.counters, begun.records
             first = begun.center
-            witness.taken_over(counters.version, first, published)
+            both = begun.rule_state, begun.master_history
+            witness.taken_over(counters.version, first, published, both)
+            state = State.unpack(begun.rule_state, SIZE)
+            history = begun.master_history or engine(0).history()
         cluster.follow(epoch)
     assert witness.finish is not None
     assert witness.finish.complete, witness.finish
@@ -351,7 +389,13 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return epoch, len(witness.brought)
 
 
-@pytest.mark.parametrize("mode", MODES)
+def _update(own: QuadraticEngine, gradient: Vector, center: Vector, *_: object) -> None:
+    own.load_weights(center)
+    own.apply_gradient(gradient)
+    own.read_weights(center)
+
+
+@pytest.mark.parametrize("mode", [*MODES, *STATES])
 def test_promises_hold_however_often_the_master_is_killed(
     mode: str,
     tmp_path: Path,

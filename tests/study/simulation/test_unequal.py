@@ -12,7 +12,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine, _batch_offset
 from speedo.master.plan import Plan
-from speedo.master.speed_division import SpeedDivision, divided
+from speedo.master.speed_division import Speed, SpeedDivision, divided
 from speedo.messages import Divided, Merge
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -86,9 +86,9 @@ def run(
 
 def best_rate(speeds: Mapping[int, float]) -> float:
     """Samples/s of the best division into whole records."""
-    records = {one: speed * BATCH / len(speeds) / STEP_S for one, speed in speeds.items()}
-    shares = divided(BATCH, records)
-    return BATCH / max(shares[one] / records[one] for one in shares)
+    own = {one: Speed(speed * BATCH / len(speeds) / STEP_S) for one, speed in speeds.items()}
+    shares = divided(BATCH, own)
+    return BATCH / max(own[one].takes(shares[one]) for one in shares)
 
 
 def is_enough(rate: float, speeds: Mapping[int, float]) -> bool:
