@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 from speedo.system.bounds import EngineName
 
+_LAYER: Final = re.compile(r"^\s*layers?\s*:?\s*\{", re.MULTILINE)
 USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test`
 
 
@@ -37,8 +39,8 @@ def read_tests(
     `iterations` are the batches of each test instead of the solver's `test_iter`. Raises `SolverError`.
     """
     path = path.absolute()
-    if _is_net(path):
-        spec = _read_net(path, data_root, iterations or USUAL_ITERATIONS)
+    if is_net(path):
+        spec = read_net(path, data_root, iterations or USUAL_ITERATIONS)
     else:
         spec = read_solver(
             path, overrides=SolverOverrides(cpu=cpu, engine=engine), data_root=data_root
@@ -72,22 +74,28 @@ def check_tests(spec: SolverSpec) -> None:
         raise SolverError(problems)
 
 
-def _is_net(path: Path) -> bool:
+def is_net(path: Path) -> bool:
     """Whether the file holds a net and no solver; what cannot be read is left to who reads a solver."""
     try:
-        net = text_format.Parse(caffes_text(path), caffe_proto().NetParameter())
-    except (OSError, SolverError, text_format.ParseError):
+        text = caffes_text(path)
+        net = text_format.Parse(text, caffe_proto().NetParameter())
+    except (OSError, SolverError):
         return False
+    except text_format.ParseError:
+        return _LAYER.search(text) is not None
     return bool(net.layer or net.layers)
 
 
-def _read_net(path: Path, data_root: Path | None, iterations: int) -> SolverSpec:
+def read_net(
+    path: Path, data_root: Path | None, iterations: int, phase: str = "TEST"
+) -> SolverSpec:
+    """The net of this file in this phase, as train net and as test net. Raises `SolverError`."""
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
     proto: Any = caffe_proto()
     net, parameter = proto.NetParameter(), proto.SolverParameter()
     read_text(path, net)
     upgrade_net(net, str(path))
-    parameter.test_net_param.add().CopyFrom(filter_net(net, proto.TEST, None, str(path)))
+    parameter.test_net_param.add().CopyFrom(filter_net(net, getattr(proto, phase), None, str(path)))
     parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
     parameter.test_iter.append(iterations)
     parameter.solver_mode = parameter.CPU
