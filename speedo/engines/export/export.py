@@ -107,6 +107,7 @@ def export(
         )
     files: dict[Path, Path] = {}
     lines = []
+    given = [one.records for one in built.tries]
     if made is not None and wanted.onnx is not None:
         content = made.as_onnx()
     if made is not None and wanted.torch is not None:
@@ -114,15 +115,15 @@ def export(
     if made is not None and wanted.onnx is not None:
         file = scratch / "net.onnx"
         file.write_bytes(content)
-        ran = [trials.onnx(file, one.records) for one in built.tries]
+        ran = trials.onnx(file, given)
         lines.append(_line(wanted.onnx, made, built, ran, choice))
         files[wanted.onnx] = file
     if made is not None and wanted.torch is not None:
-        module, weights = _write_module(made, text, trials, scratch)
-        names = list(made.outputs)
-        ran = [trials.torch(module, one.records, names) for one in built.tries]
+        module = scratch / "net.py"
+        module.write_text(text, encoding="utf-8")
+        ran = trials.torch(module, given, list(made.outputs), made.values, made.owners)
         lines.append(_line(wanted.torch, made, built, ran, choice))
-        files |= {wanted.torch.with_suffix(".pt"): weights, wanted.torch: module}
+        files |= {wanted.torch.with_suffix(".pt"): module.with_suffix(".pt"), wanted.torch: module}
     if wanted.deploy is not None:
         file = scratch / "deploy.prototxt"
         file.write_text(to_text(built.net), encoding="utf-8")
@@ -182,26 +183,32 @@ def _built(
 ) -> _Built:
     """The net with both batches, or with its own where it takes no other. Raises `EngineError`, `SolverError`."""
     try:
-        small, large = (
-            _tried(with_batch(deploy.net, batch), trials, model, before) for batch in BATCHES
-        )
+        nets = [with_batch(deploy.net, batch) for batch in BATCHES]
+        small, large = _tried(nets, trials, model, before)
         if small.computed.blobs != large.computed.blobs:
             raise SolverError("the shape of a parameter depends on the batch")
         dims = dims_of(small.computed.shapes, large.computed.shapes)
         return _Built(with_batch(deploy.net, BATCHES[0]), [small, large], dims)
     except (SpeedoError, ValueError, KeyError) as error:
-        alone = _tried(deploy.net, trials, model, before)
+        (alone,) = _tried([deploy.net], trials, model, before)
         axes = batch_axes(deploy.net)
         batch = next((deploy.inputs[name][axis] for name, axis in axes.items()), 1)
         why = str(error).partition("\n")[0]
         return _Built(deploy.net, [alone], alone.computed.shapes, batch, why)
 
 
-def _tried(net: Any, trials: Trials, model: Path | None, before: Mapping[str, Transform]) -> _Try:
-    rng = np.random.default_rng(_SEED)
-    drawn = draw_inputs(net, rng)
-    drawn |= {name: rng.integers(0, 256, drawn[name].shape).astype(np.float32) for name in before}
-    return _Try("random records", drawn, trials.engine(net, model, _passed(drawn, before)))
+def _tried(
+    nets: Sequence[Any], trials: Trials, model: Path | None, before: Mapping[str, Transform]
+) -> list[_Try]:
+    drawn = []
+    for net in nets:
+        rng = np.random.default_rng(_SEED)
+        records = draw_inputs(net, rng)
+        pixels = {name: rng.integers(0, 256, records[name].shape) for name in before}
+        drawn.append(records | {name: one.astype(np.float32) for name, one in pixels.items()})
+    given = [(net, _passed(one, before)) for net, one in zip(nets, drawn, strict=True)]
+    computed = trials.engine(given, model)
+    return [_Try("random records", *pair) for pair in zip(drawn, computed, strict=True)]
 
 
 def _passed(records: Arrays, before: Mapping[str, Transform]) -> Arrays:
@@ -235,17 +242,10 @@ def _tries_of_records(
     net = with_batch(built.net, counts.pop())
     try:
         raw = {name: before[name].back(x) if name in before else x for name, x in inputs.items()}
-        return [_Try("test records", raw, trials.engine(net, model, _passed(raw, before)))]
+        (computed,) = trials.engine([(net, _passed(raw, before))], model)
+        return [_Try("test records", raw, computed)]
     except EngineError:
         return []
-
-
-def _write_module(made: Layered, text: str, trials: Trials, scratch: Path) -> tuple[Path, Path]:
-    """The module and its state dict, in `scratch`."""
-    module, weights = scratch / "net.py", scratch / "net.pt"
-    module.write_text(text, encoding="utf-8")
-    trials.save_state_dict(weights, made.values, made.owners)
-    return module, weights
 
 
 def _line(

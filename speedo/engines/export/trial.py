@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,8 @@ from speedo.system.remedies import needed
 DONE: Final = "speedo-done: "
 _MODULE: Final = "speedo.engines.export.trial"
 Arrays = Mapping[str, npt.NDArray[Any]]
+Run = Mapping[str, Any]  # `file` has its inputs, and then its outputs
+Compute = Callable[[Run, Arrays], tuple[Any, Arrays]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,62 +50,88 @@ class Trials:
         self.choice, self._folder, self._origin = choice, folder, origin
         self._count = 0
 
-    def engine(self, net: Any, weights: Path | None, inputs: Arrays) -> Computed:
-        """The net in Caffe's TEST phase. Raises `SolverError`, `EngineError`."""
-        text = text_format.MessageToString(net)
-        answer, outputs = self._run(
-            "engine", inputs, {"net": text, "weights": weights and str(weights)}
-        )
-        return Computed(
-            {name: tuple(shape) for name, shape in answer["shapes"].items()},
-            {name: tuple(map(tuple, blobs)) for name, blobs in answer["blobs"].items()},
-            outputs,
-        )
+    def engine(self, nets: Sequence[tuple[Any, Arrays]], weights: Path | None) -> list[Computed]:
+        """Nets with inputs, in Caffe's TEST phase. Raises `SolverError`, `EngineError`."""
+        runs = [({"net": text_format.MessageToString(net)}, inputs) for net, inputs in nets]
+        found = self._run("engine", runs, {"weights": weights and str(weights)})
+        return [
+            Computed(
+                {name: tuple(shape) for name, shape in answer["shapes"].items()},
+                {name: tuple(map(tuple, blobs)) for name, blobs in answer["blobs"].items()},
+                outputs,
+            )
+            for answer, outputs in found
+        ]
 
     def records(self, solver_text: str, folder: Path) -> Arrays:
         """A batch of the first test net's data layers, by the names of their tops."""
-        _, found = self._run("records", {}, {"solver": solver_text, "folder": str(folder)})
+        ((_, found),) = self._run(
+            "records", [({}, {})], {"solver": solver_text, "folder": str(folder)}
+        )
         return found
 
-    def onnx(self, file: Path, inputs: Arrays) -> Arrays:
+    def onnx(self, file: Path, inputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of an ONNX file."""
-        return self._run("onnx", inputs, {"file": str(file)})[1]
+        found = self._run("onnx", [({}, one) for one in inputs], {"file": str(file)})
+        return [outputs for _, outputs in found]
 
-    def torch(self, file: Path, inputs: Arrays, names: Sequence[str]) -> Arrays:
-        """The outputs of the module in this file, which have these names in the net."""
-        return self._run("torch", inputs, {"file": str(file), "names": list(names)})[1]
+    def torch(
+        self,
+        file: Path,
+        inputs: Sequence[Arrays],
+        names: Sequence[str],
+        values: Arrays,
+        owners: Mapping[str, str],
+    ) -> list[Arrays]:
+        """The outputs of the module in this file, which have these names in the net.
 
-    def save_state_dict(self, file: Path, values: Arrays, owners: Mapping[str, str]) -> None:
-        """Write a state dict with a tensor for each key of `owners`."""
-        self._run("save", values, {"file": str(file), "owners": dict(owners)})
+        Before, its state dict is written beside it, with a tensor for each key of `owners`.
+        """
+        stored = self._folder / "values.npz"
+        write_arrays(stored, values)
+        request = {"file": str(file), "names": list(names), "owners": dict(owners)}
+        runs: list[tuple[dict[str, Any], Arrays]] = [({}, one) for one in inputs]
+        found = self._run("torch", runs, {**request, "values": str(stored)})
+        return [outputs for _, outputs in found]
 
     def read_state_dict(self, file: Path) -> Arrays:
         """The tensors of a state dict."""
-        return self._run("read", {}, {"file": str(file)})[1]
+        ((_, found),) = self._run("read", [({}, {})], {"file": str(file)})
+        return found
 
-    def _run(self, kind: str, inputs: Arrays, request: dict[str, Any]) -> tuple[Any, Arrays]:
+    def _run(
+        self,
+        kind: str,
+        runs: Sequence[tuple[dict[str, Any], Arrays]],
+        request: dict[str, Any],
+    ) -> list[tuple[Any, Arrays]]:
+        """The answer and the arrays of each run, all in one process."""
         self._count += 1
-        given, made = (self._folder / f"{name}{self._count}.npz" for name in ("inputs", "outputs"))
-        write_arrays(given, inputs)
-        files = {"inputs": str(given), "outputs": str(made)}
-        whole = {"kind": kind, "engine": asdict(self.choice), **files, **request}
         place = self._folder / f"trial{self._count}"
+        files = [self._folder / f"arrays{self._count}-{at}" for at in range(len(runs))]
+        for file, (_, inputs) in zip(files, runs, strict=True):
+            write_arrays(file, inputs)
+        given = [{**own, "file": str(file)} for file, (own, _) in zip(files, runs, strict=True)]
+        whole = {"kind": kind, "engine": asdict(self.choice), **request, "runs": given}
         with started(_MODULE, whole, place, self._origin) as child:
             for line in child.lines():
                 if line.startswith(PROBLEM):
                     problem = json.loads(line.removeprefix(PROBLEM))
-                    if problem.startswith("weights ") or kind in ("read", "save"):
+                    if problem.startswith("weights ") or kind == "read":
                         raise SolverError(problem)
                     raise EngineError(f"{self._origin}: {problem}")
                 if line.startswith(DONE):
-                    return json.loads(line.removeprefix(DONE)), read_arrays(made)
+                    answers = json.loads(line.removeprefix(DONE))
+                    found = [read_arrays(file) for file in files]
+                    return list(zip(answers, found, strict=True))
             raise child.death()
 
 
 def write_arrays(file: Path, arrays: Arrays) -> None:
     """Write them with their names, which may be any text."""
     plain: dict[str, Any] = {f"a{index}": array for index, array in enumerate(arrays.values())}
-    np.savez(file, names=np.frombuffer(json.dumps(list(arrays)).encode(), np.uint8), **plain)
+    with file.open("wb") as out:
+        np.savez(out, names=np.frombuffer(json.dumps(list(arrays)).encode(), np.uint8), **plain)
 
 
 def read_arrays(file: Path) -> dict[str, npt.NDArray[Any]]:
@@ -113,14 +141,14 @@ def read_arrays(file: Path) -> dict[str, npt.NDArray[Any]]:
         return {name: stored[f"a{index}"] for index, name in enumerate(names)}
 
 
-def _on_caffe(request: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+def _on_caffe(run: Run, inputs: Arrays, weights: str | None) -> tuple[Any, Arrays]:
     caffe = load_caffe()
     caffe.set_mode_cpu()
-    file = Path(request["outputs"]).with_suffix(".prototxt")
-    file.write_text(request["net"], encoding="utf-8")
+    file = Path(run["file"]).with_suffix(".prototxt")
+    file.write_text(run["net"], encoding="utf-8")
     net = caffe.Net(str(file), caffe.TEST)
-    if request["weights"] is not None:
-        _load(Path(request["weights"]), net)
+    if weights is not None:
+        _load(Path(weights), net)
     for name, values in inputs.items():
         net.blobs[name].data[...] = values
     net.forward()
@@ -153,7 +181,7 @@ def _records_of_caffe(request: dict[str, Any]) -> Arrays:
     ).test_net_param[0]
     gpu = not is_cpu_only()
     caffe.set_mode_gpu() if gpu else caffe.set_mode_cpu()
-    file = Path(request["outputs"]).with_suffix(".prototxt")
+    file = Path(request["runs"][0]["file"]).with_suffix(".prototxt")
     file.write_text(text_format.MessageToString(parameter), encoding="utf-8")
     net = caffe.Net(str(file), caffe.TEST, level=parameter.state.level)
     ForwardPass(net, parameter).read()
@@ -161,42 +189,51 @@ def _records_of_caffe(request: dict[str, Any]) -> Arrays:
     return {net._blob_names[at]: net._blobs[at].data.copy() for ids in tops for at in ids}
 
 
-def _on_onnx_runtime(request: dict[str, Any], inputs: Arrays) -> Arrays:
+def _onnx_runtime(file: str) -> Compute:
     runtime = needed("onnxruntime", "onnx", "--onnx")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(request["file"], options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+    def compute(run: Run, inputs: Arrays) -> tuple[Any, Arrays]:
+        return None, dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+    return compute
 
 
-def _compute(request: dict[str, Any]) -> tuple[Any, Arrays]:
-    inputs, kind = read_arrays(Path(request["inputs"])), request["kind"]
+def _computing(request: dict[str, Any]) -> Compute:
+    """What computes each run."""
+    kind, choice = request["kind"], EngineChoice(**request["engine"])
     if kind == "onnx":
-        return None, _on_onnx_runtime(request, inputs)
-    choice = EngineChoice(**request["engine"])
+        return _onnx_runtime(request["file"])
     if kind in ("engine", "records"):
         prepare_process(choice)
-    if kind == "engine" and choice.engine == "caffe":
-        return _on_caffe(request, inputs)
-    if kind == "records" and choice.engine == "caffe":
-        return None, _records_of_caffe(request)
+        if choice.engine == "caffe" and kind == "engine":
+            return lambda run, inputs: _on_caffe(run, inputs, request["weights"])
+        if choice.engine == "caffe":
+            return lambda run, inputs: (None, _records_of_caffe(request))
     from speedo.engines.pytorch.devices import load_torch
 
     load_torch()
     from speedo.engines.pytorch import export_trials
 
-    return export_trials.compute(request, inputs, float(UNTOUCHED), check_scored)
+    return export_trials.computing(request, float(UNTOUCHED), check_scored)
 
 
 def main() -> None:
     """The child's part."""
     try:
         request = json.loads(sys.stdin.readline())
-        answer, outputs = _compute(request)
-        write_arrays(Path(request["outputs"]), outputs)
-        tell(DONE, answer)
+        compute = _computing(request)
+        answers = []
+        for run in request["runs"]:
+            file = Path(run["file"])
+            answer, outputs = compute(run, read_arrays(file))
+            write_arrays(file, outputs)
+            answers.append(answer)
+        tell(DONE, answers)
     except SpeedoError as error:
         tell(PROBLEM, str(error))
     except Exception as error:

@@ -42,7 +42,8 @@ def import_weights(
     records, _ = source.records(trials, scratch)
     known = {name: array.shape for name, array in records.items()}
     deploy = source.deploy(shapes, known, _shapes_by_layer(source.net, stored))
-    computed = trials.engine(deploy.net, None, draw_inputs(deploy.net, np.random.default_rng(1)))
+    drawn = draw_inputs(deploy.net, np.random.default_rng(1))
+    (computed,) = trials.engine([(deploy.net, drawn)], None)
     made = layered(
         deploy.net, source.origin, computed.shapes, computed.outputs, computed.blobs, None
     )
@@ -55,7 +56,7 @@ def import_weights(
     part = scratch / "model.caffemodel"
     with part.open("wb") as out:
         write_model(out, str(deploy.net.name), written)
-    trials.engine(deploy.net, part, draw_inputs(deploy.net, np.random.default_rng(1)))
+    trials.engine([(deploy.net, drawn)], part)
     try:
         with part.open("rb") as source_file, written_whole(model) as out:
             out.write(source_file.read())

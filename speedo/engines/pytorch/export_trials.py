@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from google.protobuf import text_format
@@ -16,39 +18,39 @@ from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import Check, load_checked
 from speedo.engines.pytorch.state_dict_file import read_state_dict
 from speedo.engines.schema import caffe_schema
-from speedo.system.files import written_whole
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def compute(
-    request: dict[str, Any], inputs: Arrays, untouched: float, check: Check
-) -> tuple[Any, Arrays]:
-    """The answer to a request of `speedo.engines.export.trial`, and arrays; the rest is as for `Scorer`.
+def computing(
+    request: dict[str, Any], untouched: float, check: Check
+) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Arrays]]:
+    """What computes the runs of a request of `speedo.engines.export.trial`; the rest is as for `Scorer`.
 
     Raises `EngineError`, `SolverError`.
     """
+    torch.set_grad_enabled(False)
     kind = request["kind"]
-    if kind == "save":
-        return None, _save(Path(request["file"]), inputs, request["owners"])
     if kind == "read":
-        return None, read_state_dict(Path(request["file"]))
-    with torch.no_grad():
-        if kind == "engine":
-            return _on_the_engine(request, inputs, untouched, check)
-        if kind == "records":
-            return None, _records(request)
-        return None, _on_a_module(request, inputs)
+        return lambda run, inputs: (None, read_state_dict(Path(request["file"])))
+    if kind == "records":
+        return lambda run, inputs: (None, _records(request))
+    if kind == "engine":
+        weights = request["weights"]
+        return lambda run, inputs: _on_the_engine(run["net"], inputs, weights, untouched, check)
+    _save_state_dict(request)
+    module = _loaded(Path(request["file"]))
+    return lambda run, inputs: (None, _on_a_module(module, inputs, request["names"]))
 
 
 def _on_the_engine(
-    request: dict[str, Any], inputs: Arrays, untouched: float, check: Check
+    text: str, inputs: Arrays, weights: str | None, untouched: float, check: Check
 ) -> tuple[Any, Arrays]:
     parameter: Any = caffe_schema().NetParameter()
-    text_format.Parse(request["net"], parameter)
+    text_format.Parse(text, parameter)
     net = Net(parameter, "TEST")
-    if request["weights"] is not None:
-        load_checked(Path(request["weights"]), net, untouched, check)
+    if weights is not None:
+        load_checked(Path(weights), net, untouched, check)
     for layer in net.layers:
         if isinstance(layer, Input):
             layer.values = [torch.from_numpy(inputs[top]) for top in layer.param.top]
@@ -72,20 +74,24 @@ def _records(request: dict[str, Any]) -> Arrays:
         net.close()
 
 
-def _on_a_module(request: dict[str, Any], inputs: Arrays) -> Arrays:
-    file = Path(request["file"])
+def _save_state_dict(request: Mapping[str, Any]) -> None:
+    with np.load(request["values"], allow_pickle=False) as stored:
+        names = json.loads(stored["names"].tobytes())
+        tensors = {name: torch.from_numpy(stored[f"a{at}"]) for at, name in enumerate(names)}
+    values = {key: tensors[owner] for key, owner in request["owners"].items()}
+    torch.save(values, Path(request["file"]).with_suffix(".pt"))
+
+
+def _loaded(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location("exported", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = module.load()(*(torch.from_numpy(values) for values in inputs.values()))
-    named = found if isinstance(found, dict) else {request["names"][0]: found}
+    return module.load()
+
+
+def _on_a_module(module: Any, inputs: Arrays, names: Sequence[str]) -> Arrays:
+    found = module(*(torch.from_numpy(values) for values in inputs.values()))
+    named = found if isinstance(found, dict) else {names[0]: found}
     return {name: one.numpy() for name, one in named.items()}
-
-
-def _save(file: Path, values: Arrays, owners: Mapping[str, str]) -> Arrays:
-    tensors = {key: torch.from_numpy(array) for key, array in values.items()}
-    with written_whole(file) as out:
-        torch.save({key: tensors[owner] for key, owner in owners.items()}, out)
-    return {}

@@ -82,6 +82,18 @@ def test_a_model_goes_out_in_each_form_and_comes_back_to_the_bit(
         assert back.exit_code == 0, back.output
         assert blobs_of(home / f"{file}.caffemodel") == blobs_of(home / "model.caffemodel")
 
+    program = (
+        "import sys, torch, runpy\n"
+        "net = runpy.run_path('n.py')['load']()\n"
+        "print(tuple(net(torch.zeros(3, 1, 8, 8)).shape), sorted(net.state_dict())[:3])\n"
+        "print([name for name in sys.modules if name.startswith(('speedo', 'caffe'))])\n"
+    )
+    shape, modules = subprocess.check_output(
+        [sys.executable, "-c", program], text=True, timeout=100
+    ).splitlines()
+    assert shape == "(3, 4) ['bn.mean_sum', 'bn.variance_sum', 'bn.weight']"
+    assert modules == "[]", "the module needs SpeeDO"
+
     caffe = load_caffe()
     deployed = caffe.Net("deploy.prototxt", "n.pt.caffemodel", caffe.TEST)
     theirs.forward()
@@ -118,25 +130,6 @@ def test_with_transform_the_files_take_records_as_they_are(desk: Path) -> None:
     assert difference(found, expected, "ONNX", "Caffe") < 1e-5
 
 
-def test_the_module_needs_no_speedo(desk: Path) -> None:
-    assert (
-        speedo("export", "model.caffemodel", "--net", "net.prototxt", "--torch", "n.py").exit_code
-        == 0
-    )
-    program = (
-        "import sys, torch, runpy\n"
-        "net = runpy.run_path('n.py')['load']()\n"
-        "print(tuple(net(torch.zeros(3, 1, 8, 8)).shape), sorted(net.state_dict()))\n"
-        "print([name for name in sys.modules if name.startswith(('speedo', 'caffe'))])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
-    )  # fmt: skip
-    shape, modules = done.stdout.splitlines()
-    assert shape.startswith("(3, 4) ['conv1.bias', 'conv1.weight', 'ip.bias'")
-    assert modules == "[]"
-
-
 def test_a_run_stands_for_its_model_and_its_net(desk: Path) -> None:
     run = desk / "runs" / "one"
     run.mkdir(parents=True)
@@ -148,7 +141,8 @@ def test_a_run_stands_for_its_model_and_its_net(desk: Path) -> None:
     assert "differs from PyTorch by at most" in done.output
     moved = desk / "moved.caffemodel"
     (run / "model.caffemodel").rename(moved)
-    assert speedo("export", moved, "--run", run, "--deploy", "d.prototxt").exit_code == 0
+    given = ("--run", run, "--engine", "caffe", "--deploy", "d.prototxt")
+    assert speedo("export", moved, *given).exit_code == 0
     assert (desk / "d.prototxt").is_file()
 
 
