@@ -47,6 +47,7 @@ def data() -> None:
     \b
     speedo data fashion-mnist ~/data/fashion-mnist
     speedo data images train.txt ~/data/mine --size 256x256 --shuffle
+    speedo data boxes VOCdevkit/VOC2007 ~/data/voc --set trainval
     speedo data convert train_leveldb ~/data/mine
     speedo data check ~/data/mine
     speedo data split ~/data/mine/train_lmdb parts --parts 2
@@ -134,6 +135,46 @@ def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> N
     from speedo.data.images import prepare_images
 
     make(partial(prepare_images, list_file), folder, size=size_of(size), **options)
+
+
+@data.command()
+@click.argument("source", type=SOURCE, metavar="VOC|JSON")
+@click.argument("folder", type=FOLDER, metavar="DIR")
+@click.option(
+    "--set",
+    "subset",
+    default="",
+    metavar="NAME",
+    help="Pascal VOC: ImageSets/Main/NAME.txt.  [default: all]",
+)
+@click.option(
+    "--images",
+    type=FOLDER,
+    help="Folder of the image files.  [default: JPEGImages; of COCO the JSON's folder]",
+)
+@click.option(
+    "--database", default="train_lmdb", show_default=True, help="Name of the database in DIR."
+)
+@click.option("--size", metavar="HxW", help="Resize to height x width.")
+@force_option
+def boxes(source: Path, folder: Path, size: str | None, **options: Any) -> None:
+    """Images with boxes, for SSD and Faster R-CNN: of a folder of Pascal VOC, or a JSON file of COCO.
+
+    \b
+    speedo data boxes VOCdevkit/VOC2007 ~/data/voc --set trainval
+    speedo data boxes VOCdevkit/VOC2007 ~/data/voc --set test --database test_lmdb
+    speedo data boxes annotations/instances_train2017.json ~/data/coco --images train2017
+
+    Records are those of SSD's Caffe, which an AnnotatedData layer reads. labelmap.prototxt in DIR has the number of
+    each class; 0 is the background. A second database in DIR takes the numbers from there.
+    """
+    from speedo.data.boxes import prepare_boxes
+
+    if not source.exists():
+        raise click.BadParameter(
+            f"there is no {source}: give a folder of Pascal VOC, or a JSON file of COCO"
+        )
+    make(partial(prepare_boxes, source), folder, size=size_of(size), **options)
 
 
 @data.command("fetch")

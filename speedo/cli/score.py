@@ -56,7 +56,7 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     metavar="N",
     help="Batches of each test.  [default: the solver's test_iter; of a NET 50, as in Caffe]",
 )
-@options_named("data_root", "python_layers", "engine", "device")
+@options_named("data_root", "python_layers", "ignore_unknown", "engine", "device")
 @json_option
 def score(
     solver: Path | None,
@@ -66,6 +66,7 @@ def score(
     iterations: int | None,
     data_root: Path | None,
     python_layers: str | None,
+    ignore_unknown: bool | None,
     engine: EngineName | None,
     device: str | None,
     as_json: bool,
@@ -107,6 +108,7 @@ def score(
             data_root or _path(of_run.get("data_root")),
             iterations,
             python_layers or of_run.get("python_layers"),
+            bool(of_run.get("ignore_unknown") if ignore_unknown is None else ignore_unknown),
             choice,
             progress.note,
         )
@@ -138,6 +140,7 @@ def _tests(
     data_root: Path | None,
     iterations: int | None,
     python_layers: str | None,
+    ignore_unknown: bool,
     choice: EngineChoice,
     note: Callable[[str], None],
 ) -> SolverSpec:
@@ -162,7 +165,10 @@ def _tests(
         iterations=iterations,
         cpu=choice.device == "cpu",
         engine=choice.engine,
+        ignore_unknown=ignore_unknown,
     )
+    for line in spec.left_out:
+        note(f"left out: {line}")
     spec = replace(spec, python_layers=config.python_modules)
     fetch_sources(spec, config.data_root, note)
     dataset = preparable_dataset(spec)

@@ -45,10 +45,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a builder left in the staging folder."""
+    """What a builder left in the staging folder; `files` are further ones that all databases share."""
 
     databases: Mapping[str, Database]
     mean: Mean | None
+    files: tuple[str, ...] = ()
 
 
 def prepare_folder(
@@ -198,7 +199,7 @@ def _publish(staging: Path, folder: Path, request: Request, built: Built) -> Man
         staging.rename(folder)
         sync_folder(folder.parent)
         return whole
-    entries = [*built.databases, *([built.mean.file] if built.mean else [])]
+    entries = [*built.databases, *([built.mean.file] if built.mean else []), *built.files]
     kept = {
         name: database
         for name, database in (old.databases if old and not request.alone else {}).items()

@@ -19,7 +19,7 @@ from speedo.data.base import Shape
 from speedo.data.database import DATA_FILE, Record
 from speedo.data.leveldb import converted, is_leveldb
 from speedo.data.picture import FORMATS
-from speedo.data.wire import DatumProto
+from speedo.data.wire import AnnotatedProto, DatumProto, is_annotated
 from speedo.errors import DataError
 from speedo.system.bounds import said
 
@@ -89,7 +89,10 @@ def _damaged(database: Path, error: lmdb.Error) -> DataError:
 
 @dataclass
 class Survey:
-    """What the records are that `add` was given. `faults` are the first of `faulty` records, each with its key."""
+    """What the records are that `add` was given. `faults` are the first of `faulty` records, each with its key.
+
+    Of images with boxes `labels` are those of the boxes.
+    """
 
     records: int = 0
     encoded: int = 0
@@ -102,9 +105,14 @@ class Survey:
         """Count one record; with `decode` an encoded image is decoded as a whole, otherwise its header is read."""
         key, value = record
         self.records += 1
-        problem, datum = "", DatumProto()
+        problem, datum, labels = "", DatumProto(), None
         try:
-            datum.ParseFromString(value)
+            if is_annotated(value):
+                annotated = AnnotatedProto.FromString(value)
+                datum, groups = annotated.datum, annotated.annotation_group
+                labels = {group.group_label: len(group.annotation) for group in groups}
+            else:
+                datum.ParseFromString(value)
         except DecodeError:
             problem = "is not a Datum of Caffe"
         else:
@@ -113,7 +121,7 @@ class Survey:
                     _image_shape(datum, decode) if datum.encoded else _raw_shape(datum)
                 ] += 1
                 self.encoded += bool(datum.encoded)
-                self.labels[datum.label] += 1
+                self.labels.update({datum.label: 1} if labels is None else labels)
             except _FaultError as fault:
                 problem = str(fault)
         if problem:

@@ -14,16 +14,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from google.protobuf import text_format
 
+from speedo.engines.average_precision import by_class
 from speedo.engines.forward_pass import ForwardPass
 from speedo.errors import EngineError
 from speedo.system.shared_lmdb import SharedLmdb
 
+# What a DetectionEvaluate layer made of a share: its rows, the form of the average precision, and whether each class
+# is reported. It goes through JSON.
+Detections = Mapping[str, Any]
 # What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches.
-Part = Sequence[tuple[Mapping[str, float], int]]
+Part = Sequence[tuple[Mapping[str, float | Detections], int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ def names_of(output: str, count: int) -> list[str]:
 def combined(parts: Sequence[Part]) -> dict[str, float]:
     """Mean of each output over the batches of all parts, summed in double precision.
 
+    Of boxes it is the mean average precision.
     An output of several values gives `name/0`, `name/1`, ..., one of more than `MOST_VALUES` their mean; names of net
     `k`, from the second, begin with `test{k}/`.
     Raises `EngineError` for a mean that is not finite.
@@ -63,7 +69,12 @@ def combined(parts: Sequence[Part]) -> dict[str, float]:
         names = dict.fromkeys(name for sums, _ in shares for name in sums)
         prefix = f"test{index}/" if index else ""
         for name in names:
-            value = math.fsum(sums.get(name, 0.0) for sums, _ in shares) / batches
+            found = [sums[name] for sums, _ in shares if name in sums]
+            boxes = [one for one in found if isinstance(one, Mapping)]
+            if boxes:
+                metrics |= _precisions(prefix + name, boxes)
+                continue
+            value = math.fsum(one for one in found if not isinstance(one, Mapping)) / batches
             if not math.isfinite(value):
                 raise EngineError(
                     f"the test output {prefix}{name} is {value}: training has diverged; "
@@ -71,6 +82,15 @@ def combined(parts: Sequence[Part]) -> dict[str, float]:
                 )
             metrics[prefix + name] = value
     return metrics
+
+
+def _precisions(name: str, parts: Sequence[Detections]) -> dict[str, float]:
+    """The mean average precision under this name, and that of each class if it was asked for."""
+    classes = by_class([part["rows"] for part in parts], parts[0]["form"])
+    found = {name: fmean(classes.values()) if classes else 0.0}
+    if parts[0]["each"]:
+        found |= {f"{name}/{label}": value for label, value in classes.items()}
+    return found
 
 
 class TestNets:

@@ -236,7 +236,12 @@ class _Rows:
         pass
 
 
-_KINDS: Final = {"Data": _Database, "ImageData": _ImageList, "HDF5Data": _Rows}
+_KINDS: Final = {
+    "Data": _Database,
+    "AnnotatedData": _Database,
+    "ImageData": _ImageList,
+    "HDF5Data": _Rows,
+}
 
 
 def _source_of(layer: Any) -> Any:

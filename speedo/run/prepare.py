@@ -128,8 +128,11 @@ def prepare(
         seed=config.seed,
         cpu=config.device == "cpu",
         engine=decided_choice(config).engine,
+        ignore_unknown=config.ignore_unknown,
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)
+    for line in spec.left_out:
+        note(f"left out: {line}")
     spec = replace(spec, python_layers=config.python_modules)
     snapshots = spec.snapshot_stem if spec.snapshot > 0 or spec.snapshot_after_train else ""
     if config.run_dir is not None and not (anew or isinstance(resumed, Resumed)):

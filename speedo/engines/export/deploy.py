@@ -127,7 +127,7 @@ def _is_source(layer: Any) -> bool:
 
 
 def _is_removed(layer: Any) -> bool:
-    kinds = ("Accuracy", "Silence", "HDF5Output")
+    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output")
     return layer.type in kinds or str(layer.type).endswith("Loss")
 
 
@@ -175,7 +175,7 @@ def _trained(layers: Iterable[Any]) -> set[str]:
     """The blobs that a computing layer makes of the records, other than by reshaping and cutting alone."""
     found: set[str] = set()
     for layer in layers:
-        moves = layer.type in ("Flatten", "Reshape", "Slice", "Split", "Concat", "Power", "Silence")
+        moves = layer.type in ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power")
         if _is_source(layer) or _is_removed(layer):
             continue
         if not moves or found.intersection(layer.bottom):

@@ -103,7 +103,14 @@ def export(
     made = None
     if wanted.onnx is not None or wanted.torch is not None:
         made = layered(
-            built.net, source.origin, built.dims, first.outputs, first.blobs, stored, before
+            built.net,
+            source.origin,
+            built.dims,
+            first.outputs,
+            first.blobs,
+            stored,
+            before,
+            first.constants,
         )
     files: dict[Path, Path] = {}
     lines = []

@@ -118,6 +118,7 @@ def layered(
     blobs: Mapping[str, Sequence[Shape]],
     model: Model | None,
     transforms: Mapping[str, Transform] | None = None,
+    constants: Mapping[str, Sequence[Any]] | None = None,
 ) -> Layered:
     """The layers of a deploy net, and before them those of `transforms`, by inputs.
 
@@ -144,7 +145,7 @@ def layered(
             )
             continue
         shapes = tuple(blobs.get(layer.name, ()))
-        layers.append(kind(_step(layer, names, owners, dims, shapes, net, blobs)))
+        layers.append(kind(_step(layer, names, owners, dims, shapes, net, blobs, constants or {})))
     if problems:
         raise SolverError(problems)
     keys = {
@@ -178,6 +179,7 @@ def _step(
     shapes: tuple[Shape, ...],
     net: Any,
     blobs: Mapping[str, Sequence[Shape]],
+    constants: Mapping[str, Sequence[Any]],
 ) -> Step:
     params = {str(one.name): one for one in net.layer}
 
@@ -195,6 +197,7 @@ def _step(
         shapes,
         tuple(key(place) for place in places),
         tuple(key(owners[place]) for place in places),
+        constants.get(layer.top[0]) if layer.top else None,
     )
 
 

@@ -37,7 +37,8 @@ class Step:
     """One layer: its LayerParameter, the shapes of bottoms and tops, and the shapes of its blobs.
 
     `name` is an identifier of Python. `keys` name the blobs in a state dict and in ONNX; `owners` are the keys of the
-    blobs whose values these share, and equal to `keys` where they share none.
+    blobs whose values these share, and equal to `keys` where they share none. `value` is that of a top that depends on
+    shapes alone.
     """
 
     param: Any
@@ -47,6 +48,7 @@ class Step:
     blobs: tuple[Shape, ...] = ()
     keys: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
+    value: Sequence[Any] | None = None
 
 
 def identifiers(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:

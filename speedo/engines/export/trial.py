@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,11 +36,15 @@ Compute = Callable[[Run, Arrays], tuple[Any, Arrays]]
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What an engine made of a net: the shapes between its layers and of its blobs, and its outputs."""
+    """What an engine made of a net: the shapes between its layers and of its blobs, and its outputs.
+
+    `constants` are the tops that depend on shapes alone, by their names.
+    """
 
     shapes: Mapping[str, Shape]
     blobs: Mapping[str, tuple[Shape, ...]]
     outputs: Arrays
+    constants: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class Trials:
@@ -59,6 +63,7 @@ class Trials:
                 {name: tuple(shape) for name, shape in answer["shapes"].items()},
                 {name: tuple(map(tuple, blobs)) for name, blobs in answer["blobs"].items()},
                 outputs,
+                answer.get("constants", {}),
             )
             for answer, outputs in found
         ]

@@ -20,6 +20,7 @@ from google.protobuf import text_format
 from torch import Tensor
 
 from speedo.engines.base import Done, Schedule, nobody
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
@@ -29,7 +30,6 @@ from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.pytorch.updates import ParameterUpdate
-from speedo.engines.schema import caffe_schema
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import multipliers
@@ -82,7 +82,7 @@ class PytorchEngine:
         self._batches = 1  # of a step, times iter_size
         self._iteration = 0
         self._rate = float32(lr_policy.rate(0))
-        parameter = caffe_schema().SolverParameter()
+        parameter = caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._parameter = parameter.train_net_param
         self._fields = SolverFields.from_solver(parameter)
@@ -97,6 +97,8 @@ class PytorchEngine:
             folder=folder,
             precision=self._precision,
             channels_last=channels_last,
+            form=parameter.ap_version,
+            each_class=parameter.show_per_class_result,
         )
         # Caffe adds the rank, so that workers drop out different units (Caffe: solver.cpp, Init).
         torch.manual_seed(seed + rank) if seed >= 0 else torch.seed()

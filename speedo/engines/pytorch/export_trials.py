@@ -13,11 +13,12 @@ import numpy.typing as npt
 import torch
 from google.protobuf import text_format
 
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.pytorch.layers.inputs import Input
+from speedo.engines.pytorch.layers.prior_box import PriorBox
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import Check, load_checked
 from speedo.engines.pytorch.state_dict_file import read_state_dict
-from speedo.engines.schema import caffe_schema
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -46,7 +47,7 @@ def computing(
 def _on_the_engine(
     text: str, inputs: Arrays, weights: str | None, untouched: float, check: Check
 ) -> tuple[Any, Arrays]:
-    parameter: Any = caffe_schema().NetParameter()
+    parameter: Any = caffe_pb2.NetParameter()
     text_format.Parse(text, parameter)
     net = Net(parameter, "TEST")
     if weights is not None:
@@ -61,11 +62,19 @@ def _on_the_engine(
         if own:
             blobs[name] = [list(blob.shape) for blob in own]
     shapes = {name: list(shape) for name, shape in net.shapes.items()}
-    return {"shapes": shapes, "blobs": blobs}, {n: one.numpy() for n, one in outputs.items()}
+    constants = {
+        layer.param.top[0]: layer.forward([torch.zeros(shapes[b]) for b in layer.param.bottom], [])[
+            0
+        ].tolist()
+        for layer in net.layers
+        if isinstance(layer, PriorBox)
+    }
+    answer = {"shapes": shapes, "blobs": blobs, "constants": constants}
+    return answer, {name: one.numpy() for name, one in outputs.items()}
 
 
 def _records(request: dict[str, Any]) -> Arrays:
-    parameter: Any = caffe_schema().SolverParameter()
+    parameter: Any = caffe_pb2.SolverParameter()
     text_format.Parse(request["solver"], parameter)
     net = Net(parameter.test_net_param[0], "TEST", folder=Path(request["folder"]))
     try:

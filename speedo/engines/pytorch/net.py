@@ -20,8 +20,9 @@ from speedo.engines.pytorch.fillers import fill
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
 from speedo.engines.pytorch.layers import LAYERS
+from speedo.engines.pytorch.layers.detection import DetectionEvaluate
 from speedo.engines.pytorch.memory import is_lack_of_memory
-from speedo.engines.pytorch.refused import REFUSED
+from speedo.engines.pytorch.refused import REFUSED, type_here
 from speedo.engines.pytorch.wiring import (
     Wired,
     check_gradients,
@@ -34,7 +35,9 @@ from speedo.engines.pytorch.wiring import (
 from speedo.errors import EngineError
 from speedo.exchange.vector import Blob, Layout
 
-_CONVOLUTIONS = frozenset({"Convolution", "Deconvolution"})
+_CONVOLUTIONS = frozenset(
+    {"Convolution", "Deconvolution", "ConvolutionDepthwise", "DepthwiseConvolution"}
+)
 _PERMISSIVE = 1  # ParamSpec.DimCheckMode
 _AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
 
@@ -118,6 +121,17 @@ class Net:
     def shapes(self) -> Mapping[str, Shape]:
         """The shape of each value between the layers, by its name; of several under one name the last."""
         return {name: self._shapes[number] for name, number in self._names.items()}
+
+    @property
+    def judged_boxes(self) -> frozenset[str]:
+        """The outputs that a DetectionEvaluate layer makes."""
+        tops = {
+            n
+            for wired in self._wired
+            if isinstance(wired.layer, DetectionEvaluate)
+            for n in wired.tops
+        }
+        return frozenset(name for name, number in self._outputs.items() if number in tops)
 
     @property
     def batch(self) -> int:
@@ -211,8 +225,9 @@ class Net:
 
     def _add(self, param: Any, place: Place, unread: set[str]) -> None:
         """Wire and set up one layer."""
-        kind = LAYERS.get(param.type) or SOURCES.get(param.type)
-        if param.type in REFUSED:
+        known = type_here(param)
+        kind = LAYERS.get(known) or SOURCES.get(known)
+        if known in REFUSED:
             raise EngineError(f"layer {param.name!r} ({param.type}) {REFUSED[param.type]}")
         if kind is None:
             raise EngineError(

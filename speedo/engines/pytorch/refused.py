@@ -1,8 +1,11 @@
-"""The layers of Caffe that this engine does not have. Nothing here needs PyTorch: a solver is checked without it."""
+"""Types of layers of Caffe that this engine does not have, or has under another name.
+
+Nothing here needs PyTorch: a solver is checked without it.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 # Types of Caffe that this engine does not have: the end of a sentence that begins with the layer's name and type.
 REFUSED: Final[dict[str, str]] = {
@@ -13,3 +16,18 @@ REFUSED: Final[dict[str, str]] = {
     "Python": "runs code that was written for pycaffe's blobs: use --engine caffe",
     "WindowData": "cuts windows out of images, which only Caffe's own reader does: use --engine caffe",
 }
+
+# Layers that are written in Python in py-faster-rcnn, and are part of this engine: module and class, and type.
+NATIVE_PYTHON: Final[dict[tuple[str, str], str]] = {
+    ("rpn.proposal_layer", "ProposalLayer"): "Proposal",
+    ("rpn.anchor_target_layer", "AnchorTargetLayer"): "AnchorTarget",
+    ("rpn.proposal_target_layer", "ProposalTargetLayer"): "ProposalTarget",
+}
+
+
+def type_here(layer: Any) -> str:
+    """The type of a LayerParameter in this engine."""
+    kind = str(layer.type)
+    if kind != "Python":
+        return kind
+    return NATIVE_PYTHON.get((layer.python_param.module, layer.python_param.layer), kind)

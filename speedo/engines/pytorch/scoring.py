@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from google.protobuf import text_format
 
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import Part, Share
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.engine import copy_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
-from speedo.engines.schema import caffe_schema
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Vector
 
@@ -33,7 +33,7 @@ class Scorer:
     ) -> None:
         self._untouched, self._check = untouched, check
         torch.set_num_threads(1)
-        parameter: Any = caffe_schema().SolverParameter()
+        parameter: Any = caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._nets = TestNets(
             list(parameter.test_net_param),
@@ -43,6 +43,8 @@ class Scorer:
             folder=folder,
             precision=nullcontext,
             channels_last=device == "cpu",
+            form=parameter.ap_version,
+            each_class=parameter.show_per_class_result,
         )
 
     def score(self, weights: Path, share: Share, passed: Callable[[int], None]) -> Part:

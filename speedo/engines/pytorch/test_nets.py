@@ -10,14 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speedo.engines.evaluation import WHOLE, Part, Share, ends_with_the_data, names_of
+from speedo.engines.average_precision import USUAL
+from speedo.engines.evaluation import (
+    WHOLE,
+    Detections,
+    Part,
+    Share,
+    ends_with_the_data,
+    names_of,
+)
 from speedo.engines.pytorch.net import Net
 
 
 class TestNets:
     """Test nets: NetParameters in `parameters`, the `test_iter` of each in `iterations`.
 
-    `precision` is what a forward pass runs in: a context. Their random numbers do not change those of training.
+    `precision` is what a forward pass runs in: a context. Their random numbers do not change those of training. `form`
+    is that of the average precision of boxes (`speedo.engines.average_precision`), `each_class` asks for each class.
     """
 
     def __init__(
@@ -30,10 +39,13 @@ class TestNets:
         folder: Path | None = None,
         precision: Callable[[], Any],
         channels_last: bool,
+        form: str = USUAL,
+        each_class: bool = False,
     ) -> None:
         self._parameters, self._iterations = list(parameters), list(iterations)
         self._seed, self._device, self._folder = seed, device, folder
         self._precision, self._channels_last = precision, channels_last
+        self._judging = {"form": form, "each": each_class}
         self._kept: dict[int, tuple[Net, int]] = {}  # each net with the batches that it has read
 
     def score(
@@ -62,7 +74,8 @@ class TestNets:
                 net = self.build(index, share_from)
                 prefix = f"test{index}/" if index else ""
                 for output, shape in net.outputs.items():
-                    names += names_of(prefix + output, torch.Size(shape).numel())
+                    boxes = output in net.judged_boxes
+                    names += names_of(prefix + output, 1 if boxes else torch.Size(shape).numel())
                 net.close()
         return tuple(names)
 
@@ -93,10 +106,11 @@ class TestNets:
         share: Share,
         take_weights: Callable[[Net], None],
         passed: Callable[[int], None],
-    ) -> tuple[dict[str, float], int]:
+    ) -> tuple[dict[str, float | Detections], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
         sums: dict[tuple[str, ...], Tensor] = {}
+        boxes: dict[str, list[list[float]]] = {}
         if not batches:
             return {}, 0
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
@@ -110,6 +124,9 @@ class TestNets:
                     _, outputs = net.forward()
                 # Added up where they are: to read them would make the host wait for a GPU at each batch.
                 for name, output in outputs.items():
+                    if name in net.judged_boxes:
+                        boxes.setdefault(name, []).extend(output.reshape(-1, 5).tolist())
+                        continue
                     values = output.float().reshape(-1).double()
                     keys = tuple(names_of(name, values.numel()))
                     if len(keys) < values.numel():
@@ -131,7 +148,9 @@ class TestNets:
         ) in sums.items():  # below a Filter layer an output has other sizes in other batches
             for key, value in zip(keys, total.tolist(), strict=True):
                 found[key] = found.get(key, 0.0) + value
-        return found, len(batches)
+        return found | {name: {**self._judging, "rows": rows} for name, rows in boxes.items()}, len(
+            batches
+        )
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.spec import SolverSpec
 
+DATABASES: Final = ("Data", "AnnotatedData")  # the layers that read a database
+
 
 def reads_leveldb(layer: Any) -> bool:
-    """Whether it is a Data layer with Caffe's default backend, LevelDB."""
-    return bool(layer.type == "Data" and layer.data_param.backend == layer.data_param.LEVELDB)
+    """Whether it reads a database and has Caffe's default backend, LevelDB."""
+    return layer.type in DATABASES and layer.data_param.backend == layer.data_param.LEVELDB
 
 
 def conversion_of(database: Path, note: Callable[[str], None] = lambda line: None) -> Path:

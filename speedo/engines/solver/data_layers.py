@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import lmdb
 
-from speedo.engines.solver.conversion import conversion_of, reads_leveldb
+from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.proto import caffe_proto, parse_text, set_field
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
@@ -21,12 +21,13 @@ from speedo.system.shared_lmdb import SharedLmdb
 # Layer type -> the parameter that holds `source` and `batch_size`.
 SOURCES: Final = {
     "Data": "data_param",
+    "AnnotatedData": "data_param",
     "HDF5Data": "hdf5_data_param",
     "ImageData": "image_data_param",
     "WindowData": "window_data_param",
 }
 # Those whose records have numbers, so that they can be read from any of them on.
-PLACEABLE: Final = ("Data", "HDF5Data", "ImageData")
+PLACEABLE: Final = ("Data", "AnnotatedData", "HDF5Data", "ImageData")
 # They wait for records from a program that SpeeDO does not have.
 FED_FROM_OUTSIDE: Final = ("MemoryData", "Input")
 # A Python layer's batch can be known and set only where its param_str names it.
@@ -111,7 +112,7 @@ def obstacle_to_placing(spec: SolverSpec) -> str:
             return f"{name} has no records with numbers"
         if batch_of(layer) != net_batch(net):
             return f"{name} has another batch_size than the layer before it"
-        if layer.type != "Data" and getattr(layer, SOURCES[layer.type]).shuffle:
+        if layer.type not in DATABASES and getattr(layer, SOURCES[layer.type]).shuffle:
             return f"{name} shuffles its records"
     return ""
 
@@ -141,7 +142,7 @@ def count_records(spec: SolverSpec) -> int | None:
     """
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     for layer in parameter.train_net_param.layer:
-        if layer.type == "Data":
+        if layer.type in DATABASES:
             found = spec.search.find(layer.data_param.source)
             if found is None:
                 return None

@@ -56,6 +56,32 @@ def caffes_text(path: Path) -> str:
     return "".join([*made, sign])
 
 
+def without_field(text: str, line: int, column: int) -> str:
+    """The text of `caffes_text` without the field whose name stands there, both counted from 1: with blanks instead."""
+    start = sum(len(one) + 1 for one in text.split("\n")[: line - 1]) + column - 1
+    depth, at, named = 0, start, False
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            break
+        found, kind = token[0], token.lastgroup
+        if depth == 0 and found in "}>]" and named:
+            break  # of the message around it
+        at = token.end()
+        depth += (found in "{<[") - (found in "}>]")
+        if kind == "space" or found in ":-":
+            continue
+        if named and depth == 0:
+            rest = text[at:].lstrip()
+            if kind == "string" and rest[:1] in ("'", '"'):
+                continue  # strings beside each other are one
+            break
+        named = True
+    if separator := re.match(r"\s*[,;]", text[at:]):
+        at += separator.end()
+    return text[:start] + "".join(c if c == "\n" else " " for c in text[start:at]) + text[at:]
+
+
 def _encoding(raw: bytes) -> str:
     if raw.startswith(b"\xef\xbb\xbf"):
         return "begins with a byte-order mark, which Caffe does not read: save the file as UTF-8 without it"

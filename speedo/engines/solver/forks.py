@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from speedo.engines.caffe_schema import caffe_pb2
+from speedo.engines.layer_types import layer_types
 from speedo.system.remedies import in_checkout
 
 _SSD: Final = "SSD's Caffe"
@@ -21,7 +23,8 @@ LAYERS: Final = {
     "BN": "the Caffe of SegNet, PSPNet and ENet", "Upsample": _SEGNET, "DenseImageData": _SEGNET,
     "SpatialDropout": "ENet's Caffe", "ShuffleChannel": "ShuffleNet's Caffe", "Axpy": "SENet's Caffe",
     "DepthwiseConvolution": "a Caffe for MobileNet", "ConvolutionDepthwise": "a Caffe for MobileNet",
-    "ReLU6": "a Caffe for MobileNet", "CenterLoss": "the Caffe of center loss", "TripletLoss": "a Caffe for faces",
+    "ReLU6": "a Caffe for MobileNet", "Proposal": "PVANet's Caffe",
+    "CenterLoss": "the Caffe of center loss", "TripletLoss": "a Caffe for faces",
     "MultiStageMeanfield": "CRF-RNN's Caffe", "CPMData": "OpenPose's Caffe", "CPMDataTransform": "OpenPose's Caffe",
     "Correlation": _FLOWNET, "Correlation1D": _FLOWNET, "FlowWarp": _FLOWNET, "Resample": _FLOWNET,
     "CustomData": _FLOWNET, "DataAugmentation": _FLOWNET, "Downsample": _FLOWNET, "ChannelNorm": _FLOWNET,
@@ -40,7 +43,7 @@ _FIELDS: Final = {
     "disabled_update": "Intel's Caffe", "optimize_learning_rate": "Intel's Caffe",
 }  # fmt: skip
 _CAFFE2: Final = ("op", "external_input", "external_output", "arg", "device_option")
-REMEDY: Final = "take it out, or train with --engine caffe and that Caffe " + (
+_THAT_CAFFE: Final = "train with --engine caffe and that Caffe " + (
     "(make setup SPEEDO_CAFFE_PYTHONPATH=DIR)"
     if in_checkout()
     else "(its folder python on PYTHONPATH)"
@@ -51,7 +54,15 @@ _BY_NAME: Final = {name.lower(): fork for name, fork in LAYERS.items()}
 def about_layer(kind: str) -> str:
     """Which Caffe has this type of layer, and what to do; nothing where none is known."""
     fork = _BY_NAME.get(kind.lower())
-    return f"it is no layer of BVLC's Caffe, but of {fork}: {REMEDY}" if fork else ""
+    if not fork:
+        return ""
+    return f"it is no layer of BVLC's Caffe, but of {fork}: {_remedy(kind in layer_types('torch'))}"
+
+
+def _remedy(is_in_torch: bool) -> str:
+    return (
+        f"{'use --engine torch, which has it' if is_in_torch else 'take it out'}, or {_THAT_CAFFE}"
+    )
 
 
 def about_field(owner: str, field: str) -> str:
@@ -60,4 +71,8 @@ def about_field(owner: str, field: str) -> str:
         return "this is a net of Caffe2, which Caffe does not read: give one of Caffe (`layer { ... }`)"
     layer = field.removesuffix("_param").replace("_", "") if field.endswith("_param") else ""
     fork = _FIELDS.get(field) or _BY_NAME.get(layer)
-    return f"it is no field of BVLC's Caffe, but of {fork}: {REMEDY}" if fork else ""
+    if not fork:
+        return ""
+    message = caffe_pb2.DESCRIPTOR.message_types_by_name.get(owner)
+    is_in_torch = message is not None and field in message.fields_by_name
+    return f"it is no field of BVLC's Caffe, but of {fork}: {_remedy(is_in_torch)}"

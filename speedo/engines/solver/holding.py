@@ -10,7 +10,7 @@ from typing import Any, Final
 import lmdb
 import xxhash
 
-from speedo.engines.solver.conversion import conversion_of, reads_leveldb
+from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.data_layers import SOURCES, count_records, data_layers
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.spec import SolverSpec
@@ -58,7 +58,7 @@ def _marks(layer: Any, spec: SolverSpec) -> Iterator[bytes]:
     found = spec.search.find(getattr(layer, SOURCES[layer.type]).source)
     if found is None:
         raise FileNotFoundError
-    if layer.type != "Data":
+    if layer.type not in DATABASES:
         yield read_bytes(found, MOST_LIST_BYTES)
         return
     if reads_leveldb(layer):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from speedo.engines.layer_types import layer_types, line_of_layer, refusals
+from speedo.engines.pytorch.refused import type_here
 from speedo.engines.solver.data_layers import (
     FED_FROM_OUTSIDE,
     SOURCES,
@@ -99,7 +100,7 @@ def _refused(net: Any, file: str, engine: EngineName) -> list[str]:
     return [
         f"{file}{line_of_layer(file, layer.name)}: layer {layer.name!r} ({layer.type}) {refusals(engine)[layer.type]}"
         for layer in net.layer
-        if layer.type in refusals(engine) and layer.type not in FED_FROM_OUTSIDE
+        if type_here(layer) in refusals(engine) and layer.type not in FED_FROM_OUTSIDE
     ]
 
 

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from speedo.engines.schema import caffe_schema
-from speedo.engines.solver.dialect import caffes_text
+from speedo.engines.solver.dialect import caffes_text, without_field
 from speedo.engines.solver.forks import about_field
 from speedo.errors import SolverError
 
@@ -42,18 +42,33 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
-def read_text(path: Path, message: Any) -> None:
-    """Parse the file into `message`; raises `SolverError` with file, line and a suggestion."""
+def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> None:
+    """Parse the file into `message`; raises `SolverError` with file, line and a suggestion.
+
+    With a list `left_out` fields that `message` does not have are no error: each is left out, and a sentence about
+    it is added to the list.
+    """
     try:
         text = caffes_text(path)
     except OSError as error:
         raise SolverError(
             f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
         ) from error
-    try:
-        text_format.Parse(text, message)
-    except text_format.ParseError as error:
-        raise SolverError(f"{path}{_explain(str(error), message)}") from error
+    while True:
+        try:
+            text_format.Parse(text, message)
+            return
+        except text_format.ParseError as error:
+            explained = f"{path}{_explain(str(error), message)}"
+            if (
+                left_out is None
+                or not (place := _PLACE.match(str(error)))
+                or not _FIELD.search(str(error))
+            ):
+                raise SolverError(explained) from error
+            message.Clear()
+            text = without_field(text, int(place[1]), int(place[2]))
+            left_out.append(explained)
 
 
 def set_field(message: Any, field: str, value: Any) -> None:

@@ -40,12 +40,13 @@ def read_solver(
         )
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
     parameter = caffe_proto().SolverParameter()
-    read_text(path, parameter)
     overrides = overrides or SolverOverrides()
+    left_out: list[str] | None = [] if overrides.ignore_unknown else None
+    read_text(path, parameter, left_out)
     apply_overrides(parameter, overrides)
 
     problems = solver_problems(parameter, path, overrides.engine)
-    reader = _NetReader(parameter, path, search)
+    reader = _NetReader(parameter, path, search, left_out)
     inlined = reader.inline()
     problems += reader.problems
     problems += _unwritable_names(inlined, path)
@@ -58,14 +59,18 @@ def read_solver(
     _upgrade_type(inlined)
     spec = spec_of(inlined, path, search, tuple(reader.net_files))
     warmed = replace(spec.lr_policy, warm_up=overrides.warm_up)
-    return replace(spec, lr_policy=warmed, engine=overrides.engine)
+    told = tuple(dict.fromkeys(left_out or ()))
+    return replace(spec, lr_policy=warmed, engine=overrides.engine, left_out=told)
 
 
 class _NetReader:
     """Reads the nets of one solver and inlines them; collects the problems."""
 
-    def __init__(self, parameter: Any, path: Path, search: SearchPath) -> None:
+    def __init__(
+        self, parameter: Any, path: Path, search: SearchPath, left_out: list[str] | None
+    ) -> None:
         self._parameter = parameter
+        self._left_out = left_out
         self._path = path
         self._search = search
         self.problems: list[str] = []
@@ -129,7 +134,7 @@ class _NetReader:
             return None
         net = caffe_proto().NetParameter()
         try:
-            read_text(found, net)
+            read_text(found, net, self._left_out)
         except SolverError as error:
             self._add(error)
             return None

@@ -33,18 +33,19 @@ def read_tests(
     iterations: int | None = None,
     cpu: bool = False,
     engine: EngineName = "caffe",
+    ignore_unknown: bool = False,
 ) -> SolverSpec:
     """The test nets of the solver or net in this file; in the train net's place is the first of them, too.
 
-    `iterations` are the batches of each test instead of the solver's `test_iter`. Raises `SolverError`.
+    `iterations` are the batches of each test instead of the solver's `test_iter`, `ignore_unknown` is that of
+    `SolverOverrides`. Raises `SolverError`.
     """
     path = path.absolute()
-    if is_net(path):
-        spec = read_net(path, data_root, iterations or USUAL_ITERATIONS)
+    if is_net(path, ignore_unknown):
+        spec = read_net(path, data_root, iterations or USUAL_ITERATIONS, ignore_unknown)
     else:
-        spec = read_solver(
-            path, overrides=SolverOverrides(cpu=cpu, engine=engine), data_root=data_root
-        )
+        overrides = SolverOverrides(cpu=cpu, engine=engine, ignore_unknown=ignore_unknown)
+        spec = read_solver(path, overrides=overrides, data_root=data_root)
         if not spec.has_test:
             raise SolverError(
                 f"{path}: has no test net: add test_iter, or give the file of a net with --iterations"
@@ -74,11 +75,12 @@ def check_tests(spec: SolverSpec) -> None:
         raise SolverError(problems)
 
 
-def is_net(path: Path) -> bool:
+def is_net(path: Path, ignore_unknown: bool = False) -> bool:
     """Whether the file holds a net and no solver; what cannot be read is left to who reads a solver."""
+    net = caffe_proto().NetParameter()
     try:
         text = caffes_text(path)
-        net = text_format.Parse(text, caffe_proto().NetParameter())
+        text_format.Parse(text, net, allow_unknown_field=ignore_unknown)
     except (OSError, SolverError):
         return False
     except text_format.ParseError:
@@ -87,16 +89,22 @@ def is_net(path: Path) -> bool:
 
 
 def read_net(
-    path: Path, data_root: Path | None, iterations: int, phase: str = "TEST"
+    path: Path,
+    data_root: Path | None,
+    iterations: int,
+    ignore_unknown: bool = False,
+    phase: str = "TEST",
 ) -> SolverSpec:
     """The net of this file in this phase, as train net and as test net. Raises `SolverError`."""
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
     proto: Any = caffe_proto()
     net, parameter = proto.NetParameter(), proto.SolverParameter()
-    read_text(path, net)
+    left_out: list[str] | None = [] if ignore_unknown else None
+    read_text(path, net, left_out)
     upgrade_net(net, str(path))
     parameter.test_net_param.add().CopyFrom(filter_net(net, getattr(proto, phase), None, str(path)))
     parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
     parameter.test_iter.append(iterations)
     parameter.solver_mode = parameter.CPU
-    return spec_of(parameter, path, search, (os.fspath(path),) * 2)
+    spec = spec_of(parameter, path, search, (os.fspath(path),) * 2)
+    return replace(spec, left_out=tuple(left_out or ()))

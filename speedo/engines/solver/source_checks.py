@@ -202,6 +202,7 @@ def _windows(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
 
 _CHECKS: dict[str, Callable[[Any, Path, SearchPath], Iterator[str]]] = {
     "Data": _database,
+    "AnnotatedData": _database,
     "HDF5Data": _hdf5,
     "ImageData": _images,
     "WindowData": _windows,

@@ -18,7 +18,7 @@ class SolverOverrides:
     """Values that replace the solver's own; `batch` is the `batch_size` of the train net.
 
     `cpu` changes `solver_mode: GPU`, which most published solvers have. `engine` is what will compute: solver and nets
-    are checked for it.
+    are checked for it. With `ignore_unknown` fields that the engine does not know are left out.
     """
 
     max_iter: int | None = None
@@ -31,6 +31,7 @@ class SolverOverrides:
     seed: int | None = None
     cpu: bool = False
     engine: EngineName = "caffe"
+    ignore_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SolverSpec:
     `net_files` are the files of the nets, the train net first. `random_seed` is -1 if the solver has none.
     `python_layers` are the modules that Python layers may come from besides those in `folder`. `engine` is the one that
     the solver is checked for. `sums_losses` says that the loss of a batch was found to be the sum, not the mean, of
-    those of its records (`speedo.engines.batch_division`).
+    those of its records (`speedo.engines.batch_division`). `left_out` are sentences about fields that were ignored.
     """
 
     text: str
@@ -70,6 +71,7 @@ class SolverSpec:
     snapshot_hdf5: bool = False
     engine: EngineName = "caffe"
     sums_losses: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

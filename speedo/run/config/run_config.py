@@ -72,14 +72,10 @@ from speedo.watch.export import EXPORTS, with_exports
 from speedo.watch.export.base import RECORDS
 
 DEFAULT_PORT: Final = 56126  # the original SpeeDO's master; Ray and Redis both want 6379
-LARGEST_WORKERS: Final = (
-    10_000  # slots are small integers; beyond this a mistake is likelier than a wish
-)
+LARGEST_WORKERS: Final = 10_000  # slots are small integers; more is likelier a mistake than a wish
 LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
 SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has this many connections
-THREADS: Final = WholeOr(
-    AUTO, 1, 1024
-)  # more than any BLAS was built for; it takes as many as it can
+THREADS: Final = WholeOr(AUTO, 1, 1024)  # more than any BLAS was built for
 # Options of earlier versions, in the files of their runs: what they chose is always on now.
 OF_A_PHASE: Final = ("lr", "momentum", "weight_decay", "batch", "test_interval")
 RETIRED: Final = ("pace", "same_core")
@@ -202,6 +198,8 @@ class RunConfig(_Run):
         "Start from this .caffemodel; a file, or a URI as in s3://bucket/file. Of several files, each sets the layers "
         "that it has; a later file overrides an earlier one.",
         check_weights, group=FILES, metavar="FILE|URI[,...]")] = None
+    ignore_unknown: Annotated[bool, Option(
+        "Leave out fields of solver and nets that the engine does not know; each is named.", group=FILES)] = False
     resume: Annotated[Path | None, Option(
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
         "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=FILES, metavar="RUN|URI")] = None

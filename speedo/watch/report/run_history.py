@@ -132,11 +132,11 @@ class RunHistory:
 
 
 def accuracy_in(metrics: Mapping[str, float]) -> float | None:
-    """The output named accuracy, or else the last whose name contains it."""
+    """The output named accuracy, or else the last whose name contains it; of a detector its mean average precision."""
     if "accuracy" in metrics:
         return metrics["accuracy"]
     named = [value for name, value in metrics.items() if "acc" in name.lower()]
-    return named[-1] if named else None
+    return named[-1] if named else metrics.get("detection_eval", metrics.get("mAP"))
 
 
 def loss_in(metrics: Mapping[str, float]) -> float | None:

@@ -66,6 +66,44 @@ def on_pycaffe(net: Any, folder: Path, batches: tuple[int, ...] = BATCHES) -> Tr
     return Tried(made, inputs, outputs, model)
 
 
+def on_torch(net: Any, batches: tuple[int, ...] = BATCHES) -> Tried:
+    """The same with the PyTorch engine, for layers that pycaffe does not have."""
+    import torch
+
+    from speedo.engines.pytorch.export_trials import computing
+
+    inputs, outputs, answers = [], [], []
+    request = {"kind": "engine", "weights": None}
+    torch.manual_seed(3)
+    for batch in batches:
+        sized = with_batch(net, batch)
+        given = draw_inputs(sized, np.random.default_rng(batch))
+        torch.manual_seed(3)
+        text = text_format.MessageToString(sized)
+        answer, found = computing(request, 0.0, lambda *words: None)({"net": text}, given)
+        inputs.append(given)
+        outputs.append(found)
+        answers.append(answer)
+    torch.set_grad_enabled(True)
+    blobs = {name: [tuple(one) for one in own] for name, own in answers[0]["blobs"].items()}
+    torch.manual_seed(3)
+    from speedo.engines.pytorch.net import Net
+
+    built = Net(with_batch(net, batches[0]), "TEST")
+    stored = [
+        StoredLayer(name, tuple(blob.numpy().copy() for blob in own))
+        for name, own in built.blobs_of_layers()
+        if own
+    ]
+    shapes = [{n: tuple(one) for n, one in answer["shapes"].items()} for answer in answers]
+    dims = dims_of(shapes[0], shapes[-1])
+    model = Model(tuple(stored))
+    sized = with_batch(net, batches[0])
+    constants = answers[0]["constants"]
+    made = layered(sized, "net.prototxt", dims, outputs[0], blobs, model, None, constants)
+    return Tried(made, inputs, outputs, model)
+
+
 def fill(blobs: Any, kind: str, rng: np.random.Generator) -> None:
     """Random values that keep the size of what passes."""
     for at, blob in enumerate(blobs):

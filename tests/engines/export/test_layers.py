@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.export.differences import difference
 from speedo.engines.export.layer_export import exporters
 from speedo.errors import SolverError
-from tests.engines.export.in_process import in_onnx_runtime, in_pytorch, on_pycaffe, parsed
+from tests.engines.export.in_process import (
+    in_onnx_runtime,
+    in_pytorch,
+    on_pycaffe,
+    on_torch,
+    parsed,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -145,6 +153,54 @@ def test_a_layer_computes_as_on_pycaffe(name: str, tmp_path: Path) -> None:
     came_back(tried, content)
 
 
+FILLED = 'weight_filler { type: "gaussian" std: 0.5 } bias_filler { type: "gaussian" }'
+FORKS = {
+    "relu6": one('type: "ReLU6"', IMAGE),
+    "relu6-leaky": one('type: "ReLU6" relu6_param { negative_slope: 0.2 }', IMAGE),
+    "depthwise": one(f'type: "DepthwiseConvolution" convolution_param {{ kernel_size: 3 {FILLED} }}', IMAGE),
+    "depthwise-other": one(
+        f'type: "ConvolutionDepthwise" convolution_param {{ num_output: 8 kernel_size: 3 stride: 2 {FILLED} }}', IMAGE
+    ),
+    "permute": one('type: "Permute" permute_param { order: 0 order: 2 order: 3 order: 1 }', IMAGE),
+    "shuffle": one('type: "ShuffleChannel" shuffle_channel_param { group: 2 }', IMAGE),
+    "axpy": one('type: "Axpy"', (2, 4, 1, 1), IMAGE, IMAGE),
+    "normalize": one(
+        'type: "Normalize" norm_param { across_spatial: false channel_shared: false '
+        'scale_filler { type: "gaussian" } }', IMAGE
+    ),
+    "normalize-all": one('type: "Normalize" norm_param { scale_filler { type: "constant" value: 20 } }', IMAGE),
+    "interp": one('type: "Interp" interp_param { height: 17 width: 5 }', IMAGE),
+    "interp-cut": one('type: "Interp" interp_param { zoom_factor: 2 pad_beg: -1 pad_end: -2 }', IMAGE),
+    "upsample": one('type: "Upsample" upsample_param { scale: 3 }', IMAGE),
+    "upsample-places": one('type: "Upsample" upsample_param { scale: 2 }', IMAGE, IMAGE),
+    "roi-pooling": one(
+        'type: "ROIPooling" roi_pooling_param { pooled_h: 2 pooled_w: 3 spatial_scale: 0.25 }', IMAGE, (2, 5)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORKS)
+def test_a_layer_of_another_caffe_computes_as_on_the_pytorch_engine(name: str) -> None:
+    tried = on_torch(text_format.Parse(FORKS[name], caffe_pb2.NetParameter()))
+    content = tried.made.as_onnx()
+    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
+        assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "PyTorch") < CLOSE
+        assert difference(in_pytorch(tried.made, inputs), outputs, "module", "PyTorch") < CLOSE
+    came_back(tried, content)
+
+
+def test_the_boxes_of_a_detector_are_constants() -> None:
+    text = one(
+        'type: "PriorBox" prior_box_param { min_size: 2 aspect_ratio: 2 }', IMAGE, (2, 3, 20, 20)
+    )
+    tried = on_torch(text_format.Parse(text, caffe_pb2.NetParameter()))
+    content = tried.made.as_onnx()
+    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
+        assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "PyTorch") < CLOSE
+    with pytest.raises(SolverError, match="has its boxes in no state dict"):
+        tried.made.as_torch("boxes")
+
+
 def came_back(tried: Any, content: bytes) -> None:
     """The blobs that the ONNX file holds are the model's, bit for bit."""
     import onnx
@@ -215,7 +271,14 @@ def test_statistics_that_were_changed_outside_are_taken_as_they_are(tmp_path: Pa
 def test_each_layer_that_computes_has_an_exporter() -> None:
     from speedo.engines.pytorch.layers import LAYERS
 
-    without = {"Accuracy", "Silence", "Input"}
+    without = {
+        "Accuracy",
+        "DetectionEvaluate",
+        "Silence",
+        "Input",
+        "AnchorTarget",
+        "ProposalTarget",
+    }
     computing = {name for name in LAYERS if not name.endswith("Loss")} - without
     assert computing - set(exporters()) == set()
 

@@ -22,12 +22,20 @@ def types_of_caffe() -> list[str]:
 
 def table() -> str:
     from speedo.engines.layer_types import layer_types
-    from speedo.engines.pytorch.refused import REFUSED
+    from speedo.engines.pytorch.refused import NATIVE_PYTHON, REFUSED
+    from speedo.engines.solver.forks import LAYERS as FORKS
 
-    lines = ["| layer | PyTorch engine |", "|---|---|"]
+    ours = {
+        kind: f"py-faster-rcnn's Python layer {'.'.join(name)}"
+        for name, kind in NATIVE_PYTHON.items()
+    }
+    lines = ["| layer | PyTorch engine | from |", "|---|---|---|"]
     for name in sorted(layer_types("torch")):
         answer = f"refused: it {REFUSED[name]}" if name in REFUSED else "yes"
-        lines.append(f"| {name} | {answer.replace('--engine caffe', '`--engine caffe`')} |")
+        origin = FORKS.get(name) or ours.get(name) or "BVLC's Caffe"
+        lines.append(
+            f"| {name} | {answer.replace('--engine caffe', '`--engine caffe`')} | {origin} |"
+        )
     return "\n".join(lines)
 
 

@@ -139,11 +139,11 @@ def test_a_name_that_is_not_in_utf8_is_refused_as_pycaffe_cannot_say_it(tmp_path
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("layer { type: 'ROIPooling' roi_pooling_param { } }", "no field of BVLC's Caffe, but of Fast R-CNN's Caffe"),
-        ("layer { type: 'Normalize' norm_param { } }", "but of SSD's Caffe: take it out, or train with --engine caffe"),
+        ("layer { type: 'ROIPooling' roi_pooling_param { } }", "but of Fast R-CNN's Caffe: use --engine torch"),
+        ("layer { type: 'Normalize' norm_param { } }", "SSD's Caffe: use --engine torch, which has it, or"),
         ("layer { type: 'Data' transform_param { resize_param { } } }", "but of SSD's Caffe"),
         ("layer { type: 'MultiBoxLoss' multibox_loss_param { } }", "but of SSD's Caffe"),
-        ("default_forward_type: FLOAT16", "but of NVIDIA's Caffe"),
+        ("default_forward_type: FLOAT16", "but of NVIDIA's Caffe: take it out, or train with"),
         ("op { type: 'Conv' }", "a net of Caffe2, which Caffe does not read"),
         ("layer { pooling_parm { } }", "LayerParameter has no field 'pooling_parm'; did you mean 'pooling_param'?"),
     ],

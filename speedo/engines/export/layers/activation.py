@@ -14,7 +14,7 @@ from speedo.engines.export.onnx_graph import Graph
 from speedo.engines.export.torch_code import Code
 
 
-class _Elementwise(LayerExport):
+class Elementwise(LayerExport):
     """One bottom, one top, no blobs."""
 
     def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
@@ -30,7 +30,7 @@ class _Elementwise(LayerExport):
     def expression(self, x: str) -> str: ...
 
 
-class _Plain(_Elementwise):
+class _Plain(Elementwise):
     """One operator without options."""
 
     op: str
@@ -59,7 +59,7 @@ class BNLL(_Plain):
     op, call = "Softplus", "F.softplus"
 
 
-class ReLU(_Elementwise):
+class ReLU(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         slope = float(self.param.relu_param.negative_slope)
         return graph.add("LeakyRelu", x, alpha=slope) if slope else graph.add("Relu", x)
@@ -80,7 +80,7 @@ class PReLU(LayerExport):
         return [f"F.prelu({bottoms[0]}, {weight}.reshape(-1))"]
 
 
-class ELU(_Elementwise):
+class ELU(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         return graph.add("Elu", x, alpha=float(self.param.elu_param.alpha))
 
@@ -88,7 +88,7 @@ class ELU(_Elementwise):
         return f"F.elu({x}, {_number(self.param.elu_param.alpha)})"
 
 
-class Exp(_Elementwise):
+class Exp(Elementwise):
     def _factors(self) -> tuple[float, float]:
         """(inner, outer) of outer exp(inner x)."""
         param = self.param.exp_param
@@ -104,7 +104,7 @@ class Exp(_Elementwise):
         return _times(f"torch.exp({_times(x, inner)})", outer)
 
 
-class Log(_Elementwise):
+class Log(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         param = self.param.log_param
         inside = _scaled(graph, x, param.scale, param.shift)
@@ -116,7 +116,7 @@ class Log(_Elementwise):
         return _times(f"torch.log({inside})", 1 / _log_of_base(param.base))
 
 
-class Power(_Elementwise):
+class Power(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         param = self.param.power_param
         if param.power * param.scale == 0:
@@ -133,7 +133,7 @@ class Power(_Elementwise):
         return inside if param.power == 1 else f"torch.pow({inside}, {_number(param.power)})"
 
 
-class Swish(_Elementwise):
+class Swish(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         inside = _scaled(graph, x, self.param.swish_param.beta)
         return graph.add("Mul", x, graph.add("Sigmoid", inside))
@@ -142,7 +142,7 @@ class Swish(_Elementwise):
         return f"{x} * torch.sigmoid({_times(x, self.param.swish_param.beta)})"
 
 
-class Clip(_Elementwise):
+class Clip(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         param = self.param.clip_param
         return graph.add("Clip", x, graph.constant(param.min), graph.constant(param.max))
@@ -152,7 +152,7 @@ class Clip(_Elementwise):
         return f"torch.clamp({x}, {_number(param.min)}, {_number(param.max)})"
 
 
-class Threshold(_Elementwise):
+class Threshold(Elementwise):
     def nodes(self, graph: Graph, x: str) -> str:
         limit = graph.constant(self.param.threshold_param.threshold)
         return graph.add("Cast", graph.add("Greater", x, limit), to=1)
@@ -161,7 +161,7 @@ class Threshold(_Elementwise):
         return f"({x} > {_number(self.param.threshold_param.threshold)}).float()"
 
 
-class Dropout(_Elementwise):
+class Dropout(Elementwise):
     """Nothing in a test; the module of PyTorch has it for training."""
 
     def nodes(self, graph: Graph, x: str) -> str:

@@ -63,24 +63,27 @@ class Data(BatchSource):
         self._cursor = self._open_database()
         self._cursor.first()
         key, value = self._cursor.item()
-        first = self._parsed(key, value)
+        first = self.datum_in(key, value)
         self._encoded = bool(first.encoded)
-        shape: Size = self._image(key, first, None).shape
+        shape: Size = self.image(key, first, None).shape
         rank, step = (self.place.rank, self.place.count) if self.place.phase == "TRAIN" else (0, 1)
         self._step = step % self._entries
         self._at = 0  # where the cursor is
         # How many records the next one to read is ahead of the cursor.
         self._ahead_by = rank % self._entries
-        shapes: list[Shape] = [(self.samples, *self._transform.window(shape)), (self.samples,)]
-        return shapes[: len(self.param.top)]
+        return self.shapes_of(shape)[: len(self.param.top)]
+
+    def shapes_of(self, first: Size) -> list[Shape]:
+        """The shapes of the tops, by that of the first record."""
+        return [(self.samples, *self._transform.window(first)), (self.samples,)]
 
     def read(self) -> Batch:
         """See `BatchSource.read`."""
-        keys, values = zip(*self._take(self.samples), strict=True)
+        keys, values = zip(*self.take(self.samples), strict=True)
         try:
             datums = list(map(Datum.FromString, values))
         except DecodeError:
-            datums = list(map(self._parsed, keys, values))  # which says the key
+            datums = list(map(self.datum_in, keys, values))  # which says the key
         records = list(zip(keys, datums, strict=True))
         images, shape = self._images(records)
         out = self.empty((len(records), *self._transform.window(shape)))
@@ -144,7 +147,7 @@ class Data(BatchSource):
         except (lmdb.Error, OSError) as error:
             raise self.refuse(f"{reads} cannot be opened ({error}): {_AGAIN}") from error
 
-    def _take(self, records: int) -> list[tuple[bytes, bytes]]:
+    def take(self, records: int) -> list[tuple[bytes, bytes]]:
         """Key and value of the shard's next records, after the database's last one from the first again."""
         taken: list[tuple[bytes, bytes]] = []
         forward, item = self._cursor.next, self._cursor.item
@@ -165,15 +168,20 @@ class Data(BatchSource):
             ) from error
         return taken
 
-    def _parsed(self, key: bytes, value: bytes) -> Any:
+    def datum_in(self, key: bytes, value: bytes) -> Any:
+        """The Datum of a record."""
+        return self.parsed(key, value, Datum)
+
+    def parsed(self, key: bytes, value: bytes, kind: Any) -> Any:
+        """A record as a message of this kind; raises `EngineError` with its key where it is none."""
         try:
-            return Datum.FromString(value)
+            return kind.FromString(value)
         except DecodeError as error:
-            raise self._bad(key, f"is not a Datum of Caffe ({error}): {_AGAIN}") from error
+            raise self.bad(key, f"is not a {kind.__name__} of Caffe ({error}): {_AGAIN}") from error
 
     def _images(self, records: list[tuple[bytes, Any]]) -> tuple[Pixels | list[Pixels], Size]:
         """The pixels of a batch, as one array where they have one shape, and the first one's shape."""
-        leader = self._image(*records[0], None)
+        leader = self.image(*records[0], None)
         first: Size = leader.shape
         size = leader.size
         if all(
@@ -184,16 +192,16 @@ class Data(BatchSource):
         ):
             pixels = np.frombuffer(b"".join([one.data for _, one in records]), np.uint8)
             return pixels.reshape(len(records), *first), first
-        rest = self.each(lambda record: self._image(*record, first), records[1:])
+        rest = self.each(lambda record: self.image(*record, first), records[1:])
         return [leader, *rest], first
 
-    def _image(self, key: bytes, datum: Any, first: Size | None) -> Pixels:
+    def image(self, key: bytes, datum: Any, first: Size | None) -> Pixels:
         """The pixels of a record, (C, H, W); `first` is the shape of the batch's first record."""
         if datum.encoded:
             try:
                 pixels: Pixels = decoded(io.BytesIO(datum.data), self._colors)
             except UnreadablePictureError as error:
-                raise self._bad(key, f"{error}: {_AGAIN} without it") from error
+                raise self.bad(key, f"{error}: {_AGAIN} without it") from error
             self._check(key, pixels.shape, first)
             return pixels
         shape = (datum.channels, datum.height, datum.width)
@@ -202,7 +210,7 @@ class Data(BatchSource):
         # As Caffe takes them: bytes if there are any.
         held = len(datum.data) or len(datum.float_data)
         if held < size:
-            raise self._bad(
+            raise self.bad(
                 key,
                 f"holds {held:,} values, but its shape {shape[0]} x {shape[1]} x {shape[2]} needs {size:,}: {_AGAIN}",
             )
@@ -213,9 +221,10 @@ class Data(BatchSource):
     def _check(self, key: bytes, shape: Size, first: Size | None) -> None:
         problem = self._rule.shape_problem(shape, first or shape)
         if problem is not None:
-            raise self._bad(key, problem)
+            raise self.bad(key, problem)
 
-    def _bad(self, key: bytes, what: str) -> EngineError:
+    def bad(self, key: bytes, what: str) -> EngineError:
+        """An error about a record; `what` follows `which `."""
         name = key.decode(errors="replace")
         return self.refuse(f"reads the record {name!r} of {self._source}, which {what}")
 

@@ -42,6 +42,21 @@ class ReLU(Elementwise):
         return functional.leaky_relu(bottom, slope) if slope else functional.relu(bottom)
 
 
+class ReLU6(Elementwise):
+    """min(max(x, 0), 6), and negative_slope min(x, 0) below 0.
+
+    Sandler et al. 2018, arXiv:1801.04381; layers/relu6_layer.cpp of the Caffes for MobileNetV2.
+    """
+
+    def apply(self, bottom: Tensor) -> Tensor:
+        slope = self.param.relu6_param.negative_slope
+        return (
+            functional.leaky_relu(bottom, slope).clamp(max=6.0)
+            if slope
+            else functional.relu6(bottom)
+        )
+
+
 class PReLU(Layer):
     """ReLU whose negative slope is learned, by channel or for all. Caffe: layers/prelu_layer.cpp."""
 
@@ -215,6 +230,7 @@ class Dropout(Elementwise):
 
 LAYERS: Final = (
     ReLU,
+    ReLU6,
     PReLU,
     ELU,
     Sigmoid,

@@ -1,7 +1,8 @@
-"""What layers need of their bottoms: rows, and labels that are classes."""
+"""What layers need of their bottoms: rows, full precision, and labels that are classes."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from speedo.engines.pytorch.layer import Layer
@@ -12,6 +13,11 @@ def rows(bottom: Tensor) -> Tensor:
     """A row for each item of the batch, also where an item is one number or the batch is empty."""
     shape = tuple(bottom.shape)
     return bottom.reshape(shape[0], count(shape, 1))
+
+
+def wide(values: Tensor) -> Tensor:
+    """In float32 where they are less precise: for sums and losses."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def checked_labels(layer: Layer, labels: Tensor, classes: int) -> Tensor:

@@ -1,0 +1,180 @@
+"""DetectionOutput and DetectionEvaluate: the boxes that SSD finds, and which of them are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from speedo.engines.pytorch.boxes import Code, decoded, kept, overlaps
+from speedo.engines.pytorch.layer import Layer, Shape
+from speedo.engines.pytorch.layers.axes import count
+from speedo.engines.pytorch.layers.multibox_loss import TrueBoxes, true_boxes
+from speedo.engines.pytorch.layers.options import choice
+
+
+class DetectionOutput(Layer):
+    """(1, 1, n, 7): the boxes that are left, each image, class, score, xmin, ymin, xmax, ymax; without gradient.
+
+    Of an image without one there is a row of -1 with its number. Liu et al. 2016, arXiv:1512.02325; SSD's
+    layers/detection_output_layer.cpp. It computes on the CPU, and neither shows nor saves its boxes.
+    """
+
+    bottoms: ClassVar[tuple[int, int | None]] = (3, 4)
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.detection_output_param
+        if param.num_classes < 1:
+            raise self.refuse(
+                "has no num_classes: give the number of classes, with that of the background"
+            )
+        if param.visualize or param.save_file or param.save_output_param.output_directory:
+            raise self.refuse(
+                "saves or shows its boxes, which this engine does not: remove visualize, save_file and "
+                "save_output_param"
+            )
+        if not 0 < param.nms_param.nms_threshold <= 1 or not 0 < param.nms_param.eta <= 1:
+            raise self.refuse(
+                "has an nms_threshold or eta outside of 0 to 1: use one above 0 and up to 1"
+            )
+        self._locations = 1 if param.share_location else param.num_classes
+        self._code: Code = choice(param, "code_type")  # type: ignore[assignment]
+        locations, confidences, priors = bottoms[:3]
+        number = priors[2] // 4 if len(priors) > 2 else 0
+        if (
+            count(locations, 1) != number * 4 * self._locations
+            or count(confidences, 1) != number * param.num_classes
+        ):
+            raise self.refuse(
+                f"has locations of {locations}, confidences of {confidences} and priors of {priors}: "
+                f"{number} priors need {number * 4 * self._locations} and {number * param.num_classes} values an image"
+            )
+        return [(1, 1, locations[0], 7)]
+
+    @torch.no_grad()
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        param, images = self.param.detection_output_param, len(bottoms[0])
+        locations, confidences, priors = (bottom.detach().float().cpu() for bottom in bottoms[:3])
+        locations = locations.reshape(images, -1, self._locations, 4)
+        confidences = confidences.reshape(images, -1, param.num_classes)
+        boxes, variances = priors[0].reshape(2, -1, 4)
+        scaled = None if param.variance_encoded_in_target else variances
+        rows = []
+        for image in range(images):
+            found = self._found(image, locations[image], confidences[image], boxes, scaled)
+            if not len(found):
+                found = torch.full((1, 7), -1.0)
+                found[0, 0] = image
+            rows.append(found)
+        return [torch.cat(rows)[None, None].to(bottoms[0].device)]
+
+    def _found(
+        self,
+        image: int,
+        locations: Tensor,
+        confidences: Tensor,
+        priors: Tensor,
+        variances: Tensor | None,
+    ) -> Tensor:
+        """The rows of one image, by class, the best first."""
+        param = self.param.detection_output_param
+        threshold = (
+            param.confidence_threshold if param.HasField("confidence_threshold") else -float("inf")
+        )
+        top_k = param.nms_param.top_k if param.nms_param.HasField("top_k") else -1
+        rows = []
+        for label in range(param.num_classes):
+            if label == param.background_label_id:
+                continue
+            scores = confidences[:, label]
+            places = (scores > threshold).nonzero()[:, 0]
+            places = places[scores[places].sort(descending=True, stable=True).indices]
+            if top_k >= 0:
+                places = places[:top_k]
+            codes = locations[places, label if self._locations > 1 else 0]
+            own = None if variances is None else variances[places]
+            boxes = decoded(codes, priors[places], own, self._code)
+            left = kept(
+                boxes, scores[places], param.nms_param.nms_threshold, -1, param.nms_param.eta
+            )
+            head = torch.tensor([image, label], dtype=torch.float32).expand(len(left), 2)
+            rows.append(torch.cat([head, scores[places][left, None], boxes[left]], 1))
+        found = torch.cat(rows) if rows else torch.zeros(0, 7)
+        if 0 <= param.keep_top_k < len(found):
+            best = found[:, 2].sort(descending=True, stable=True).indices[: param.keep_top_k]
+            found = found[best.sort().values]
+        return found
+
+
+class DetectionEvaluate(Layer):
+    """(1, 1, n, 5): for each class a row of -1, class, boxes that are there, -1, -1; then for each box that was found
+    image, class, score, whether it is right and whether it is wrong.
+
+    A box is right if it overlaps one of its class, which no better box has found, by `overlap_threshold`. From the rows
+    of a whole test follows the mean average precision (`speedo.engines.average_precision`). SSD's
+    layers/detection_evaluate_layer.cpp.
+    """
+
+    bottoms: ClassVar[tuple[int, int | None]] = (2, 2)
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        param = self.param.detection_evaluate_param
+        if param.num_classes < 2:
+            raise self.refuse(
+                "has no num_classes: give the number of classes, with that of the background"
+            )
+        if param.name_size_file:
+            raise self.refuse("has a name_size_file, which this engine does not read: remove it")
+        if bottoms[0][-1:] != (7,) or bottoms[1][-1:] != (8,):
+            raise self.refuse(
+                f"has bottoms of {bottoms[0]} and {bottoms[1]}: give the top of DetectionOutput and the labels of "
+                "AnnotatedData"
+            )
+        self._images = 0
+        return [(1, 1, param.num_classes - 1 + bottoms[0][-2], 5)]
+
+    @torch.no_grad()
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        param = self.param.detection_evaluate_param
+        found = bottoms[0].detach().float().cpu().reshape(-1, 7)
+        rows = bottoms[1].detach().float().cpu().reshape(-1, 8)
+        images = 1 + int(max([0.0, *found[:, 0].tolist(), *rows[:, 0].tolist()]))
+        true = true_boxes(rows, images)
+        made = []
+        for label in range(param.num_classes):
+            if label != param.background_label_id:
+                there = sum(int(self._counted(one)[one.classes == label].sum()) for one in true)
+                made.append([-1.0, label, there or -1, -1, -1])
+        for image in range(images):
+            own = found[(found[:, 0] == image) & (found[:, 1] >= 0)]
+            for label in own[:, 1].unique().tolist():
+                best = own[own[:, 1] == label]
+                best = best[best[:, 2].sort(descending=True, stable=True).indices]
+                made += self._judged(image, int(label), best, true[image])
+        return [torch.tensor(made)[None, None].to(bottoms[0].device)]
+
+    def _counted(self, true: TrueBoxes) -> Tensor:
+        if self.param.detection_evaluate_param.evaluate_difficult_gt:
+            return torch.ones_like(true.difficult)
+        return ~true.difficult
+
+    def _judged(self, image: int, label: int, found: Tensor, true: TrueBoxes) -> list[list[float]]:
+        """The rows of one image's boxes of one class, the best first."""
+        corners, counted = (x[true.classes == label] for x in (true.corners, self._counted(true)))
+        seen = [False] * len(corners)
+        rows: list[list[float]] = []
+        for row, overlap in zip(found, overlaps(found[:, 3:], corners), strict=True):
+            right = wrong = 0
+            at = int(overlap.argmax()) if len(corners) else -1
+            if at < 0 or overlap[at] < self.param.detection_evaluate_param.overlap_threshold:
+                wrong = 1
+            elif counted[at]:
+                right, wrong = (0, 1) if seen[at] else (1, 0)
+                seen[at] = True
+            rows.append([image, label, float(row[2]), right, wrong])
+        return rows
+
+
+LAYERS: Final = (DetectionOutput, DetectionEvaluate)
