@@ -58,6 +58,10 @@ GROUPS: Final = {
         "topology": ("topology.topology", "Write which worker runs on which cores of which host."),
         "template": ("template.template", "Print a ready file for Slurm, Kubernetes, KubeRay or systemd."),
     },
+    "Deliver": {
+        "export": ("export.export", "Write a model as ONNX, as a PyTorch module, or as a deploy net."),
+        "import": ("export.import_", "Take the weights of an exported file back into a .caffemodel."),
+    },
 }
 # fmt: on
 HIDDEN: Final = {"launch-host": "launch.launch_host", "plot": "report.plot"}

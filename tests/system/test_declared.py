@@ -18,6 +18,7 @@ from speedo.system.declared import declared_in
         ("speedo.exchange.codecs", "CODEC"),
         ("speedo.watch.export", "EXPORT"),
         ("speedo.study.doctor.checks", "CHECKS"),
+        ("speedo.engines.export.layers", "EXPORTS"),
         pytest.param("speedo.engines.pytorch.layers", "LAYERS", marks=pytest.mark.torch),
         pytest.param("speedo.engines.pytorch.data", "LAYERS", marks=pytest.mark.torch),
     ],

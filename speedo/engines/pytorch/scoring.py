@@ -53,17 +53,22 @@ class Scorer:
         Raises `SolverError` for weights that lack values, or hold NaN or infinity.
         """
         return self._nets.score(
-            None, share, take_weights=lambda net: self._load(weights, net), passed=passed
+            None,
+            share,
+            take_weights=lambda net: load_checked(weights, net, self._untouched, self._check),
+            passed=passed,
         )
 
-    def _load(self, weights: Path, net: Net) -> None:
-        for _, blobs in net.blobs_of_layers():
-            for blob in blobs:
-                blob.fill_(self._untouched)
-        try:
-            copy_model(weights, net)
-        except EngineError as error:
-            raise SolverError(f"weights {error}") from error
-        for name, blobs in net.blobs_of_layers():
-            for index, blob in enumerate(blobs):
-                self._check(weights, name, index, blob.cpu().numpy())
+
+def load_checked(weights: Path, net: Net, untouched: float, check: Check) -> None:
+    """Load weights into a net. Raises `SolverError` for weights that do not fit, or do not pass `check`."""
+    for _, blobs in net.blobs_of_layers():
+        for blob in blobs:
+            blob.fill_(untouched)
+    try:
+        copy_model(weights, net)
+    except EngineError as error:
+        raise SolverError(f"weights {error}") from error
+    for name, blobs in net.blobs_of_layers():
+        for index, blob in enumerate(blobs):
+            check(weights, name, index, blob.cpu().numpy())

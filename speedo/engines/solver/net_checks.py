@@ -62,6 +62,14 @@ def problems_of_tests(
     return list(dict.fromkeys(found))
 
 
+def problems_of_deploy(
+    net: Any, search: SearchPath, file: str, engine: EngineName = "caffe"
+) -> list[str]:
+    """As `net_problems`, of a net whose records come from outside."""
+    said = (f"{file}: {text}" for text in _layers(net, search, engine))
+    return [*_refused(net, file, engine), *said]
+
+
 def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
     known = layer_types(engine)
     tops: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 from speedo.system.bounds import EngineName
 
+_LAYER: Final = re.compile(r"^\s*layers?\s*:?\s*\{", re.MULTILINE)
 USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test`
 
 
@@ -39,8 +41,8 @@ def read_tests(
     `SolverOverrides`. Raises `SolverError`.
     """
     path = path.absolute()
-    if _is_net(path, ignore_unknown):
-        spec = _read_net(path, data_root, iterations or USUAL_ITERATIONS, ignore_unknown)
+    if is_net(path, ignore_unknown):
+        spec = read_net(path, data_root, iterations or USUAL_ITERATIONS, ignore_unknown)
     else:
         overrides = SolverOverrides(cpu=cpu, engine=engine, ignore_unknown=ignore_unknown)
         spec = read_solver(path, overrides=overrides, data_root=data_root)
@@ -73,26 +75,34 @@ def check_tests(spec: SolverSpec) -> None:
         raise SolverError(problems)
 
 
-def _is_net(path: Path, ignore_unknown: bool) -> bool:
+def is_net(path: Path, ignore_unknown: bool = False) -> bool:
     """Whether the file holds a net and no solver; what cannot be read is left to who reads a solver."""
     net = caffe_proto().NetParameter()
     try:
-        text_format.Parse(caffes_text(path), net, allow_unknown_field=ignore_unknown)
-    except (OSError, SolverError, text_format.ParseError):
+        text = caffes_text(path)
+        text_format.Parse(text, net, allow_unknown_field=ignore_unknown)
+    except (OSError, SolverError):
         return False
+    except text_format.ParseError:
+        return _LAYER.search(text) is not None
     return bool(net.layer or net.layers)
 
 
-def _read_net(
-    path: Path, data_root: Path | None, iterations: int, ignore_unknown: bool
+def read_net(
+    path: Path,
+    data_root: Path | None,
+    iterations: int,
+    ignore_unknown: bool = False,
+    phase: str = "TEST",
 ) -> SolverSpec:
+    """The net of this file in this phase, as train net and as test net. Raises `SolverError`."""
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
     proto: Any = caffe_proto()
     net, parameter = proto.NetParameter(), proto.SolverParameter()
     left_out: list[str] | None = [] if ignore_unknown else None
     read_text(path, net, left_out)
     upgrade_net(net, str(path))
-    parameter.test_net_param.add().CopyFrom(filter_net(net, proto.TEST, None, str(path)))
+    parameter.test_net_param.add().CopyFrom(filter_net(net, getattr(proto, phase), None, str(path)))
     parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
     parameter.test_iter.append(iterations)
     parameter.solver_mode = parameter.CPU

@@ -1,0 +1,206 @@
+"""A deploy net with its weights as exporters take it: its layers, values, inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speedo.engines.export.layer_export import LayerExport, Values, exporters
+from speedo.engines.export.onnx_graph import Graph
+from speedo.engines.export.steps import Dims, NoEqual, Shape, Step, identifiers, owners_of
+from speedo.engines.export.torch_code import Code
+from speedo.engines.export.transform import Transform
+from speedo.engines.export.trial import Arrays
+from speedo.engines.layer_types import line_of_layer
+from speedo.engines.pytorch.model_files import Model, matched
+from speedo.errors import SolverError
+
+
+@dataclass(frozen=True, slots=True)
+class Layered:
+    """`dims` are the shapes between the layers; `values` the parameters by the keys of those that own them."""
+
+    name: str
+    origin: str
+    layers: tuple[LayerExport, ...]
+    inputs: Mapping[str, Dims]
+    outputs: Mapping[str, Dims]
+    values: Mapping[str, Values]
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """Of each key of a state dict the one whose values it has."""
+        steps = [layer.step for layer in self.layers]
+        return {key: owner for s in steps for key, owner in zip(s.keys, s.owners, strict=True)}
+
+    def as_onnx(self) -> bytes:
+        """An ONNX file. Raises `SolverError` with each layer that ONNX cannot express."""
+        graph = Graph(self.values)
+        present: dict[str, str] = {name: name for name in self.inputs}
+        last = {top: at for at, layer in enumerate(self.layers) for top in layer.param.top}
+        problems = []
+        for at, layer in enumerate(self.layers):
+            graph.begin(layer.step)
+            try:
+                made = layer.onnx(graph, [present.get(name, name) for name in layer.param.bottom])
+            except NoEqual as error:
+                problems.append(self._problem(layer, error))
+                continue
+            names = {}
+            for value, top in zip(made, layer.param.top, strict=False):
+                # Only the last value of a name that layers write in place has it.
+                is_last = last[top] == at and top not in self.inputs
+                names[value] = top if is_last else f"{top}@{layer.param.name}"
+            named = graph.end(names)
+            present.update(
+                (top, named[value]) for value, top in zip(made, layer.param.top, strict=False)
+            )
+        if problems:
+            raise SolverError(problems)
+        outputs = {name: (present[name], dims) for name, dims in self.outputs.items()}
+        return graph.model(self.name, self.inputs, outputs)
+
+    def as_torch(self, title: str) -> str:
+        """The text of a Python module. Raises `SolverError` with each layer that PyTorch cannot express."""
+        blobs = [*self.inputs, *(top for layer in self.layers for top in layer.param.top)]
+        code = Code(blobs)
+        problems = []
+        for layer in self.layers:
+            code.begin(layer.step)
+            try:
+                self._check_shared(layer.step)
+                bottoms = [code.variables[name] for name in layer.param.bottom]
+                code.assign(layer.param.top, layer.torch(code, bottoms))
+            except NoEqual as error:
+                problems.append(self._problem(layer, error))
+        if problems:
+            raise SolverError(problems)
+        return code.text(title, self.inputs, self.outputs)
+
+    def _check_shared(self, step: Step) -> None:
+        for owner, shape in zip(step.owners, step.blobs, strict=True):
+            if self.values[owner].shape != shape:
+                raise NoEqual(f"shares {owner!r} in another shape, which a module cannot")
+
+    def _problem(self, layer: LayerExport, error: NoEqual) -> str:
+        param = layer.param
+        line = line_of_layer(self.origin, param.name)
+        return f"{self.origin}{line}: layer {param.name!r} ({param.type}) {error}"
+
+
+def draw_inputs(net: Any, rng: np.random.Generator) -> dict[str, Any]:
+    """Random values for the inputs of a deploy net, such as its layers take."""
+    drawn = {
+        str(top): rng.random(tuple(shape.dim), np.float32) * 2 - 0.5
+        for layer in net.layer
+        if layer.type == "Input"
+        for top, shape in zip(layer.top, layer.input_param.shape, strict=True)
+    }
+    for layer in net.layer:
+        for at, name in enumerate(layer.bottom):
+            if name in drawn and layer.type in exporters():
+                step = Step(layer, "", ((),) * len(layer.bottom), ())
+                values = exporters()[layer.type](step).draw(at, drawn[name].shape, rng)
+                if values is not None:
+                    drawn[name] = np.ascontiguousarray(values, np.float32)
+    return drawn
+
+
+def layered(
+    net: Any,
+    origin: str,
+    dims: Mapping[str, Dims],
+    outputs: Arrays,
+    blobs: Mapping[str, Sequence[Shape]],
+    model: Model | None,
+    transforms: Mapping[str, Transform] | None = None,
+    constants: Mapping[str, Sequence[Any]] | None = None,
+) -> Layered:
+    """The layers of a deploy net, and before them those of `transforms`, by inputs.
+
+    Raises `SolverError` with each layer that no exporter knows.
+    """
+    known = exporters()
+    transforms = transforms or {}
+    before = [f"transform of {name}" for name in transforms]
+    names = identifiers([*(str(layer.name) for layer in net.layer), *before])
+    owners = owners_of(net, blobs)
+    problems: list[str] = []
+    layers: list[LayerExport] = []
+    inputs: dict[str, Dims] = {}
+    for layer in net.layer:
+        if layer.type == "Input":
+            inputs.update((str(top), dims[top]) for top in layer.top)
+            continue
+        kind = known.get(layer.type)
+        if kind is None:
+            line = line_of_layer(origin, layer.name)
+            problems.append(
+                f"{origin}{line}: layer {layer.name!r} has the type {layer.type!r}, which no file of "
+                "speedo/engines/export/layers exports: remove the layer, or use --deploy alone"
+            )
+            continue
+        shapes = tuple(blobs.get(layer.name, ()))
+        layers.append(kind(_step(layer, names, owners, dims, shapes, net, blobs, constants or {})))
+    if problems:
+        raise SolverError(problems)
+    keys = {
+        (layer.param.name, at): key for layer in layers for at, key in enumerate(layer.step.keys)
+    }
+    values: dict[str, Values] = {}
+    if model is not None:
+        wanted = [
+            (name, at, tuple(one)) for name, own in blobs.items() for at, one in enumerate(own)
+        ]
+        shared = {key for key, owner in owners.items() if key != owner}
+        found = matched(model, wanted, layers=[str(one.name) for one in net.layer], shared=shared)
+        for key, array in found.items():
+            owner = owners[key]
+            values[keys[owner]] = array.reshape(tuple(blobs[owner[0]][owner[1]]))
+    first = []
+    for name, transform in transforms.items():
+        for layer, own in transform.layers(name, names[f"transform of {name}"], dims[name]):
+            first.append(layer)
+            values |= own
+    layers = [*first, *layers]
+    ends = {name: dims[name] for name in dims if name in outputs}
+    return Layered(str(net.name), origin, tuple(layers), inputs, ends, values)
+
+
+def _step(
+    layer: Any,
+    names: Mapping[str, str],
+    owners: Mapping[tuple[str, int], tuple[str, int]],
+    dims: Mapping[str, Dims],
+    shapes: tuple[Shape, ...],
+    net: Any,
+    blobs: Mapping[str, Sequence[Shape]],
+    constants: Mapping[str, Sequence[Any]],
+) -> Step:
+    params = {str(one.name): one for one in net.layer}
+
+    def key(place: tuple[str, int]) -> str:
+        owner = params[place[0]]
+        count = len(blobs[place[0]])
+        return f"{names[place[0]]}.{exporters()[owner.type].names(owner, count)[place[1]]}"
+
+    places = [(str(layer.name), at) for at in range(len(shapes))]
+    return Step(
+        layer,
+        names[layer.name],
+        tuple(dims[name] for name in layer.bottom),
+        tuple(dims[name] for name in layer.top),
+        shapes,
+        tuple(key(place) for place in places),
+        tuple(key(owners[place]) for place in places),
+        constants.get(layer.top[0]) if layer.top else None,
+    )
+
+
+def file_title(name: str, origin: str) -> str:
+    """The first line of a module."""
+    return f"{name or Path(origin).stem}, a net of Caffe, in PyTorch."

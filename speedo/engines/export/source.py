@@ -1,0 +1,108 @@
+"""Reads the net that a model is of: a deploy, train or test prototxt, or a solver's net; and makes its deploy net."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from speedo.engines.export.deploy import Deploy, deploy_of, is_whole
+from speedo.engines.export.inputs import InputShapes
+from speedo.engines.export.steps import Shape
+from speedo.engines.export.transform import Transform, transforms_of
+from speedo.engines.export.trial import Arrays, Trials
+from speedo.engines.make import EngineChoice
+from speedo.engines.solver.data_layers import data_layers
+from speedo.engines.solver.net_checks import problems_of_deploy
+from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
+from speedo.engines.solver.reading import read_solver
+from speedo.engines.solver.rewrite import solver_for_scoring
+from speedo.engines.solver.scored_nets import is_net, read_net
+from speedo.engines.solver.spec import SolverOverrides, SolverSpec
+from speedo.errors import EngineError, SolverError
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A net with all its layers of one state, `origin`, its file, and the spec that its records are read by."""
+
+    net: Any
+    origin: str
+    spec: SolverSpec
+
+    def deploy(
+        self,
+        given: Mapping[str, Shape],
+        known: Mapping[str, Shape],
+        blobs: Mapping[str, Sequence[Shape]],
+    ) -> Deploy:
+        """The deploy net; for the rest see `InputShapes`. Raises `SolverError` with every problem of it."""
+        shapes = InputShapes(self.net, given, known, blobs, self.origin)
+        deploy = deploy_of(self.net, shapes, self.origin)
+        engine = self.spec.engine
+        if problems := problems_of_deploy(deploy.net, self.spec.search, self.origin, engine):
+            raise SolverError(problems)
+        unknown = [name for name in given if name not in deploy.inputs]
+        if unknown:
+            raise SolverError(
+                f"--shape names {unknown[0]!r}, but the net's inputs are {', '.join(map(repr, deploy.inputs))}: "
+                "name one of these"
+            )
+        return deploy
+
+    def transforms(self, deploy: Deploy) -> dict[str, Transform]:
+        """What the net's data layers do to their records. Raises `SolverError` where they do nothing."""
+        found = transforms_of(self.net, deploy.inputs, self.spec.search, self.origin)
+        if not found:
+            raise SolverError(
+                f"{self.origin}: no data layer subtracts a mean or scales: leave --transform out"
+            )
+        return found
+
+    def records(self, trials: Trials, scratch: Path) -> tuple[Arrays, str]:
+        """A batch of the net's records, or none and why there is none."""
+        parameter: Any = parse_text(self.spec.text, caffe_proto().SolverParameter())
+        readers = data_layers(self.net)
+        if not readers:
+            return {}, "the net has no data layer"
+        del parameter.test_net_param[0].layer[:]
+        parameter.test_net_param[0].layer.extend(readers)
+        try:
+            alone = replace(self.spec, text=to_text(parameter))
+            text = solver_for_scoring(alone, scratch=scratch)
+            return trials.records(text, self.spec.folder), ""
+        except (SolverError, EngineError) as error:
+            return {}, str(error).partition("\n")[0]
+
+
+def read_source(path: Path, data_root: Path | None, choice: EngineChoice) -> Source:
+    """The net of this file. Raises `SolverError`."""
+    path = path.absolute()
+    if os.path.isdir(path) or not os.path.exists(path):
+        what = "is a folder" if os.path.isdir(path) else "there is no such file"
+        raise SolverError(f"{path}: {what}: give the prototxt of a net or of a solver")
+    if is_net(path):
+        spec = read_net(path, data_root, 1)
+        net = _test_net(spec)
+        if not is_whole(net):
+            trained = read_net(path, data_root, 1, phase="TRAIN")
+            if is_whole(_test_net(trained)):
+                spec, net = trained, _test_net(trained)
+        return Source(net, spec.net_files[-1], replace(spec, engine=choice.engine))
+    overrides = SolverOverrides(cpu=True, engine=choice.engine)
+    spec = read_solver(path, overrides=overrides, data_root=data_root)
+    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    if not parameter.test_net_param:
+        parameter.test_net_param.add().CopyFrom(parameter.train_net_param)
+    del parameter.test_net_param[1:]
+    parameter.test_iter[:] = [1]
+    parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
+    origin = spec.net_files[1 if spec.has_test else 0]
+    return Source(parameter.test_net_param[0], origin, replace(spec, text=to_text(parameter)))
+
+
+def _test_net(spec: SolverSpec) -> Any:
+    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    return parameter.test_net_param[0]

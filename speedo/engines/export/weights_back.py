@@ -1,0 +1,137 @@
+"""Takes the weights of an ONNX file or of a PyTorch state dict back into a `.caffemodel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from speedo.engines.export.layer_export import Values, exporters
+from speedo.engines.export.layered import Layered, draw_inputs, layered
+from speedo.engines.export.source import read_source
+from speedo.engines.export.steps import Shape, identifiers
+from speedo.engines.export.trial import Trials
+from speedo.engines.make import EngineChoice
+from speedo.engines.pytorch.model_files import write_model
+from speedo.errors import ConfigError, SolverError
+from speedo.system.files import open_to_read, written_whole
+from speedo.system.remedies import needed
+
+_REMEDY: Final = "give the file that `speedo export` wrote for this net, or one with the same names"
+
+
+def import_weights(
+    file: Path,
+    net: Path,
+    model: Path,
+    *,
+    shapes: Mapping[str, Shape],
+    data_root: Path | None,
+    choice: EngineChoice,
+    scratch: Path,
+) -> str:
+    """Write the `.caffemodel`; a line about it. Raises `ConfigError`, `EngineError`; then nothing is written."""
+    if not model.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {model.parent}: make it first")
+    source = read_source(net, data_root, choice)
+    trials = Trials(choice, scratch, source.origin)
+    is_onnx = file.suffix == ".onnx"
+    stored, notes = _from_onnx(file) if is_onnx else (trials.read_state_dict(file), {})
+    records, _ = source.records(trials, scratch)
+    known = {name: array.shape for name, array in records.items()}
+    deploy = source.deploy(shapes, known, _shapes_by_layer(source.net, stored))
+    drawn = draw_inputs(deploy.net, np.random.default_rng(1))
+    (computed,) = trials.engine([(deploy.net, drawn)], None)
+    made = layered(
+        deploy.net, source.origin, computed.shapes, computed.outputs, computed.blobs, None
+    )
+    blobs = _blobs(made, file, stored, notes, is_onnx)
+    params = {layer.param.name: layer for layer in made.layers}
+    written = [
+        (layer, blobs.get(layer.name, []) if layer.name in params else [])
+        for layer in deploy.net.layer
+    ]
+    part = scratch / "model.caffemodel"
+    with part.open("wb") as out:
+        write_model(out, str(deploy.net.name), written)
+    trials.engine([(deploy.net, drawn)], part)
+    try:
+        with part.open("rb") as source_file, written_whole(model) as out:
+            out.write(source_file.read())
+    except OSError as error:
+        raise ConfigError(f"{model} cannot be written: {error.strerror or error}") from error
+    count = sum(values.size for own in blobs.values() for values in own)
+    return f"{model}: {count:,} values in {len(blobs)} layers, from {file}"
+
+
+def _blobs(
+    made: Layered,
+    file: Path,
+    stored: Mapping[str, Values],
+    notes: Mapping[str, str],
+    is_onnx: bool,
+) -> dict[str, list[Values]]:
+    """The blobs of each layer that has some. Raises `SolverError` with every one that is missing or does not fit."""
+    found: dict[str, list[Values]] = {}
+    problems = []
+    for layer in made.layers:
+        step = layer.step
+        if not step.blobs:
+            continue
+        try:
+            own = layer.from_onnx(stored, notes) if is_onnx else [stored[k] for k in step.owners]
+        except KeyError as error:
+            problems.append(
+                f"{file} has no {error.args[0]!r}, which layer {step.param.name!r} needs: {_REMEDY}"
+            )
+            continue
+        for key, values, shape in zip(step.owners, own, step.blobs, strict=True):
+            if values.size != int(np.prod(shape)):
+                problems.append(
+                    f"{key!r} of {file} has the shape {values.shape}, and layer {step.param.name!r} needs {shape}: "
+                    f"{_REMEDY}"
+                )
+        sized = zip(own, step.blobs, strict=True)
+        found[step.param.name] = [
+            v.reshape(shape) for v, shape in sized if v.size == int(np.prod(shape))
+        ]
+    if problems:
+        raise SolverError(problems)
+    if not found:
+        raise SolverError(f"{made.origin}: has no layer with parameters: give another net")
+    return found
+
+
+def _from_onnx(file: Path) -> tuple[dict[str, Values], dict[str, str]]:
+    """The initializers of floating point and the metadata. Raises `ConfigError`."""
+    onnx = needed("onnx", "onnx", "an .onnx file")
+    try:
+        with open_to_read(file) as opened:
+            content = opened.read()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
+    try:
+        model: Any = onnx.load_model_from_string(content)
+        arrays = {
+            one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in model.graph.initializer
+        }
+    except Exception as error:  # of any class: protobuf's, onnx's own
+        raise ConfigError(
+            f"{file} is no ONNX file, or a truncated one ({type(error).__name__}): give another"
+        ) from None
+    kept = {name: one.astype(np.float32) for name, one in arrays.items() if one.dtype.kind == "f"}
+    return kept, {prop.key: prop.value for prop in model.metadata_props}
+
+
+def _shapes_by_layer(net: Any, stored: Mapping[str, Values]) -> dict[str, list[Shape]]:
+    """The shape of each layer's first blob, from which the sizes of an input may follow."""
+    names = identifiers(str(layer.name) for layer in net.layer)
+    found = {}
+    for layer in net.layer:
+        kind = exporters().get(layer.type)
+        first = "" if kind is None else f"{names[layer.name]}.{kind.blob_names[0]}"
+        if first in stored:
+            found[str(layer.name)] = [stored[first].shape]
+    return found
