@@ -76,7 +76,9 @@ def processes(kind: str, mark: str) -> list[psutil.Process]:
                 parent = process.parent() if process.info["name"] == "redis-server" else None
                 ours = parent is not None and parent.environ().get(MARK) == mark
             else:
-                ours = NAMES[kind] in line and process.environ().get(MARK) == mark
+                # A shell that starts a command again has its words, too.
+                ours = NAMES[kind] in line and process.info["name"] != "sh"
+                ours = ours and process.environ().get(MARK) == mark
         except psutil.Error:
             continue
         if ours:

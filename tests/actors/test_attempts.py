@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -205,3 +207,28 @@ def test_a_signal_in_the_pause_ends_it_in_words(tmp_path: Path) -> None:
         trials.run(config(master_restarts=20))
     assert time.monotonic() - began < 3.0
     assert trials.notes[-1] == f"stopped by Ctrl-C; continue with --resume {tmp_path}"
+
+
+def test_the_nets_of_a_solver_are_tried_once_in_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+
+    def check_nets(prepared: Any, scratch: Path) -> str:
+        tried.append(prepared.spec)
+        return f"facts of {prepared.spec}"
+
+    monkeypatch.setattr("speedo.actors.attempts.check_nets", check_nets)
+    solver = ["lenet"]
+
+    def step(attempt: Attempt) -> None:
+        prepared: Any = SimpleNamespace(spec=solver[0])
+        assert str(attempt.facts(prepared, tmp_path)) == f"facts of {solver[0]}"
+        if len(trials.seen) == 2:
+            solver[0] = "another"  # its user has changed the file
+        attempt.trains()
+        raise DEAD
+
+    trials = Trials(with_checkpoint(tmp_path / "run"), step, step, step)
+    trials.run(config())
+    assert tried == ["lenet", "another"]

@@ -269,7 +269,10 @@ class Fleet:
         try:
             answer = ray.get(asked)
         except RayTaskError as error:
-            self._refuse(node, first_line(error.cause))
+            if isinstance(error.cause, RayActorError):  # another keeper begins with its successor
+                self._dismiss(node, "the master died as this node began")
+            else:
+                self._refuse(node, first_line(error.cause))
         except RayActorError as error:
             self._died(node, keeper, error)
         else:
