@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from speedo.engines.export.deploy import Deploy, batch_axes, with_batch
 from speedo.engines.export.differences import difference
-from speedo.engines.export.layered import Layered, draw_inputs, file_title, layered
+from speedo.engines.export.layered import FixedBatchError, Layered, draw_inputs, file_title, layered
 from speedo.engines.export.source import read_source
 from speedo.engines.export.steps import Dims, Shape, dims_of
 from speedo.engines.export.transform import Transform
@@ -66,7 +66,15 @@ class _Built:
     dims: Mapping[str, Dims]
     batch: int = 0
     why: str = ""
-    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forms:
+    """A net with its weights, its ONNX file, and the text of its module."""
+
+    made: Layered
+    onnx: bytes
+    torch: str
 
 
 def export(
@@ -94,52 +102,71 @@ def export(
     deploy = source.deploy(shapes, known, _blobs_of(stored))
     before = source.transforms(deploy) if transform else {}
     built = _built(deploy, trials, model, before)
+    try:
+        forms = _forms(built, wanted, source.origin, stored, before)
+    except FixedBatchError as error:
+        built = _fixed(deploy, trials, model, before, str(error))
+        forms = _forms(built, wanted, source.origin, stored, before)
     if records and not built.batch:
         built.tries += _tries_of_records(built, records, trials, model, before)
+    files, lines = _made(forms, built, wanted, trials, scratch)
+    if wanted.deploy is not None:
+        files[wanted.deploy] = scratch / "deploy.prototxt"
+        files[wanted.deploy].write_text(to_text(built.net), encoding="utf-8")
+        ends = _ends(built.dims, deploy.inputs, built.tries[0].computed.outputs)
+        lines.append(f"{wanted.deploy}: {ends}")
+    _write(files)
     yield from deploy.notes
     if built.batch:
         yield f"the batch is {built.batch} and not free: {built.why}"
-    first = built.tries[0].computed
-    made = None
-    if wanted.onnx is not None or wanted.torch is not None:
-        made = layered(
-            built.net,
-            source.origin,
-            built.dims,
-            first.outputs,
-            first.blobs,
-            stored,
-            before,
-            first.constants,
-        )
-    files: dict[Path, Path] = {}
-    lines = []
-    given = [one.records for one in built.tries]
-    if made is not None and wanted.onnx is not None:
-        content = made.as_onnx()
-    if made is not None and wanted.torch is not None:
-        text = made.as_torch(file_title(made.name, source.origin))
-    if made is not None and wanted.onnx is not None:
-        file = scratch / "net.onnx"
-        file.write_bytes(content)
-        ran = trials.onnx(file, given)
-        lines.append(_line(wanted.onnx, made, built, ran, choice))
-        files[wanted.onnx] = file
-    if made is not None and wanted.torch is not None:
-        module = scratch / "net.py"
-        module.write_text(text, encoding="utf-8")
-        ran = trials.torch(module, given, list(made.outputs), made.values, made.owners)
-        lines.append(_line(wanted.torch, made, built, ran, choice))
-        files |= {wanted.torch.with_suffix(".pt"): module.with_suffix(".pt"), wanted.torch: module}
-    if wanted.deploy is not None:
-        file = scratch / "deploy.prototxt"
-        file.write_text(to_text(built.net), encoding="utf-8")
-        files[wanted.deploy] = file
-        lines.append(f"{wanted.deploy}: {_ends(built.dims, deploy.inputs, first.outputs)}")
-    _write(files)
     yield from lines
-    if made is not None and not records:
+    if forms is not None and not records:
         yield f"not compared on test records: {why_none}"
+
+
+def _forms(
+    built: _Built,
+    wanted: Wanted,
+    origin: str,
+    stored: Model | None,
+    before: Mapping[str, Transform],
+) -> _Forms | None:
+    """The content of the files; None where only a deploy net is wanted. Raises `SolverError`, `FixedBatchError`."""
+    if wanted.onnx is None and wanted.torch is None:
+        return None
+    first = built.tries[0].computed
+    made = layered(
+        built.net, origin, built.dims, first.outputs, first.blobs, stored, before, first.constants
+    )
+    return _Forms(
+        made,
+        b"" if wanted.onnx is None else made.as_onnx(),
+        "" if wanted.torch is None else made.as_torch(file_title(made.name, origin)),
+    )
+
+
+def _made(
+    forms: _Forms | None, built: _Built, wanted: Wanted, trials: Trials, scratch: Path
+) -> tuple[dict[Path, Path], list[str]]:
+    """The files in `scratch` by their later names, each compared with the engine, and a line about each."""
+    files: dict[Path, Path] = {}
+    lines: list[str] = []
+    if forms is None:
+        return files, lines
+    made, given = forms.made, [one.records for one in built.tries]
+    if wanted.onnx is not None:
+        file = scratch / "net.onnx"
+        file.write_bytes(forms.onnx)
+        ran = trials.onnx(file, given)
+        lines.append(_line(wanted.onnx, made, built, ran, trials.choice))
+        files[wanted.onnx] = file
+    if wanted.torch is not None:
+        module = scratch / "net.py"
+        module.write_text(forms.torch, encoding="utf-8")
+        ran = trials.torch(module, given, list(made.outputs), made.values, made.owners)
+        lines.append(_line(wanted.torch, made, built, ran, trials.choice))
+        files |= {wanted.torch.with_suffix(".pt"): module.with_suffix(".pt"), wanted.torch: module}
+    return files, lines
 
 
 def _check(wanted: Wanted, model: Path | None) -> None:
@@ -197,11 +224,17 @@ def _built(
         dims = dims_of(small.computed.shapes, large.computed.shapes)
         return _Built(with_batch(deploy.net, BATCHES[0]), [small, large], dims)
     except (SpeedoError, ValueError, KeyError) as error:
-        (alone,) = _tried([deploy.net], trials, model, before)
-        axes = batch_axes(deploy.net)
-        batch = next((deploy.inputs[name][axis] for name, axis in axes.items()), 1)
-        why = str(error).partition("\n")[0]
-        return _Built(deploy.net, [alone], alone.computed.shapes, batch, why)
+        return _fixed(deploy, trials, model, before, str(error))
+
+
+def _fixed(
+    deploy: Deploy, trials: Trials, model: Path | None, before: Mapping[str, Transform], why: str
+) -> _Built:
+    """The net with its own batch, and why. Raises `EngineError`, `SolverError`."""
+    (alone,) = _tried([deploy.net], trials, model, before)
+    axes = batch_axes(deploy.net)
+    batch = next((deploy.inputs[name][axis] for name, axis in axes.items()), 1)
+    return _Built(deploy.net, [alone], alone.computed.shapes, batch, why.partition("\n")[0])
 
 
 def _tried(

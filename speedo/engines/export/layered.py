@@ -11,13 +11,25 @@ import numpy as np
 
 from speedo.engines.export.layer_export import LayerExport, Values, exporters
 from speedo.engines.export.onnx_graph import Graph
-from speedo.engines.export.steps import Dims, NoEqual, Shape, Step, identifiers, owners_of
+from speedo.engines.export.steps import (
+    Dims,
+    NoEqual,
+    NoFreeBatch,
+    Shape,
+    Step,
+    identifiers,
+    owners_of,
+)
 from speedo.engines.export.torch_code import Code
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.pytorch.model_files import Model, matched
 from speedo.errors import SolverError
+
+
+class FixedBatchError(SolverError):
+    """Layers that cannot be expressed while the batch is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +50,17 @@ class Layered:
         return {key: owner for s in steps for key, owner in zip(s.keys, s.owners, strict=True)}
 
     def as_onnx(self) -> bytes:
-        """An ONNX file. Raises `SolverError` with each layer that ONNX cannot express."""
+        """An ONNX file. Raises `SolverError` with each layer without an equal, `FixedBatchError`."""
         graph = Graph(self.values)
         present: dict[str, str] = {name: name for name in self.inputs}
         last = {top: at for at, layer in enumerate(self.layers) for top in layer.param.top}
-        problems = []
+        problems: list[tuple[LayerExport, NoEqual]] = []
         for at, layer in enumerate(self.layers):
             graph.begin(layer.step)
             try:
                 made = layer.onnx(graph, [present.get(name, name) for name in layer.param.bottom])
             except NoEqual as error:
-                problems.append(self._problem(layer, error))
+                problems.append((layer, error))
                 continue
             names = {}
             for value, top in zip(made, layer.param.top, strict=False):
@@ -59,16 +71,15 @@ class Layered:
             present.update(
                 (top, named[value]) for value, top in zip(made, layer.param.top, strict=False)
             )
-        if problems:
-            raise SolverError(problems)
+        self._check(problems)
         outputs = {name: (present[name], dims) for name, dims in self.outputs.items()}
         return graph.model(self.name, self.inputs, outputs)
 
     def as_torch(self, title: str) -> str:
-        """The text of a Python module. Raises `SolverError` with each layer that PyTorch cannot express."""
+        """The text of a Python module. Raises `SolverError` with each layer without an equal, `FixedBatchError`."""
         blobs = [*self.inputs, *(top for layer in self.layers for top in layer.param.top)]
         code = Code(blobs)
-        problems = []
+        problems: list[tuple[LayerExport, NoEqual]] = []
         for layer in self.layers:
             code.begin(layer.step)
             try:
@@ -76,9 +87,8 @@ class Layered:
                 bottoms = [code.variables[name] for name in layer.param.bottom]
                 code.assign(layer.param.top, layer.torch(code, bottoms))
             except NoEqual as error:
-                problems.append(self._problem(layer, error))
-        if problems:
-            raise SolverError(problems)
+                problems.append((layer, error))
+        self._check(problems)
         return code.text(title, self.inputs, self.outputs)
 
     def _check_shared(self, step: Step) -> None:
@@ -86,10 +96,16 @@ class Layered:
             if self.values[owner].shape != shape:
                 raise NoEqual(f"shares {owner!r} in another shape, which a module cannot")
 
-    def _problem(self, layer: LayerExport, error: NoEqual) -> str:
-        param = layer.param
-        line = line_of_layer(self.origin, param.name)
-        return f"{self.origin}{line}: layer {param.name!r} ({param.type}) {error}"
+    def _check(self, problems: Sequence[tuple[LayerExport, NoEqual]]) -> None:
+        """Raises `SolverError` with these problems, `FixedBatchError` if one is the free batch."""
+        said = []
+        for layer, error in problems:
+            name, kind = layer.param.name, layer.param.type
+            place = f"{self.origin}{line_of_layer(self.origin, name)}"
+            said.append(f"{place}: layer {name!r} ({kind}) {error}")
+        if said:
+            of_batch = any(isinstance(error, NoFreeBatch) for _, error in problems)
+            raise (FixedBatchError if of_batch else SolverError)(said)
 
 
 def draw_inputs(net: Any, rng: np.random.Generator) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.engines.export.steps import Dims, NoEqual, Shape, Step
+from speedo.engines.export.steps import Dims, NoFreeBatch, Shape, Step
 from speedo.errors import EngineError
 from speedo.system.remedies import needed
 
@@ -97,9 +97,9 @@ class Graph:
         self._notes[key] = text
 
     def reshaped(self, value: str, dims: Dims) -> str:
-        """`value` in this shape, of which one size at most may depend on the batch. Raises `NoEqual`."""
+        """`value` in this shape, of which one size at most may depend on the batch. Raises `NoFreeBatch`."""
         if sum(size is None for size in dims) > 1:
-            raise NoEqual("has a top with two sizes that depend on the batch")
+            raise NoFreeBatch("has a top with two sizes that depend on the batch")
         sizes = [-1 if size is None else size for size in dims]
         return self.add("Reshape", value, self.integers(*sizes))
 

@@ -32,6 +32,10 @@ class NoEqual(EngineError):
     """A layer that a form cannot express; the text is the end of a sentence that begins with the layer."""
 
 
+class NoFreeBatch(NoEqual):
+    """A layer that a form can express for one batch only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One layer: its LayerParameter, the shapes of bottoms and tops, and the shapes of its blobs.
@@ -93,9 +97,9 @@ def owners_of(
 
 
 def constant(dims: Dims, what: str) -> Shape:
-    """These sizes, which must not depend on the batch. Raises `NoEqual`."""
+    """These sizes, which must not depend on the batch. Raises `NoFreeBatch`."""
     if None in dims:
-        raise NoEqual(f"needs {what} that do not depend on the batch")
+        raise NoFreeBatch(f"needs {what} that do not depend on the batch")
     return tuple(size for size in dims if size is not None)
 
 

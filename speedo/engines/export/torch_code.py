@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -90,12 +91,12 @@ class Code:
             f"    {self.variables[name]}{'' if self.variables[name] == name else f' ({name})'}: {_sizes(dims)}"
             for name, dims in [*inputs.items(), *outputs.items()]
         ]
-        given = [f'"{_escaped(name)}": {self.variables[name]}' for name in outputs]
+        given = [f"{json.dumps(name)}: {self.variables[name]}" for name in outputs]
         result = (
             self.variables[next(iter(outputs))] if len(outputs) == 1 else f"{{{', '.join(given)}}}"
         )
         lines = [
-            _BEGIN.format(title=_escaped(title), ends=_escaped("\n".join(ends))),
+            _BEGIN.format(title=_escaped(title), ends="\n".join(map(_escaped, ends))),
             *(f"\n{helper}\n\n" for helper in self._helpers),
             "\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n",
             *(f"        {one}\n" for one in self._parts),
@@ -128,4 +129,4 @@ def _sizes(dims: Dims) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -14,6 +14,7 @@ from speedo.engines.export.deploy import with_batch
 from speedo.engines.export.layered import Layered, draw_inputs, layered
 from speedo.engines.export.steps import dims_of
 from speedo.engines.pytorch.model_files import Model, StoredLayer
+from speedo.errors import EngineError
 
 BATCHES = (1, 7)
 
@@ -85,6 +86,8 @@ def on_torch(net: Any, batches: tuple[int, ...] = BATCHES) -> Tried:
         outputs.append(found)
         answers.append(answer)
     torch.set_grad_enabled(True)
+    if any(answer["blobs"] != answers[0]["blobs"] for answer in answers):
+        raise EngineError("the shape of a parameter depends on the batch")
     blobs = {name: [tuple(one) for one in own] for name, own in answers[0]["blobs"].items()}
     torch.manual_seed(3)
     from speedo.engines.pytorch.net import Net

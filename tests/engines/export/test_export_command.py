@@ -156,6 +156,18 @@ def test_a_deploy_net_needs_no_model_and_no_records(desk: Path) -> None:
     assert done.output == "d.prototxt: data (batch, 1, 8, 8) -> prob (batch, 4)\n"
 
 
+def test_a_net_in_the_former_format_is_exported(desk: Path) -> None:
+    (desk / "old.prototxt").write_text(
+        'name: "old" input: "data" input_dim: 3 input_dim: 1 input_dim: 8 input_dim: 8\n'
+        'layers { name: "conv1" type: CONVOLUTION bottom: "data" top: "conv1" blobs_lr: 1\n'
+        "  convolution_param { num_output: 8 kernel_size: 3 } }\n"
+        'layers { name: "prob" type: SOFTMAX bottom: "conv1" top: "prob" }\n'
+    )
+    done = speedo("export", "model.caffemodel", "--net", "old.prototxt", "--onnx", "n.onnx")
+    assert done.exit_code == 0, done.output
+    assert "n.onnx: 80 parameters, data (batch, 1, 8, 8) -> prob (batch, 8, 6, 6)" in done.output
+
+
 def test_a_net_whose_batch_is_fixed_is_exported_with_it_and_says_why(desk: Path) -> None:
     text = (desk / "net.prototxt").read_text()
     fixed = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,23 @@ def test_statistics_that_were_changed_outside_are_taken_as_they_are(tmp_path: Pa
     assert np.array_equal(mean, changed["class_3x3.mean"])
     assert np.array_equal(variance, changed["class_3x3.variance"])
     assert weight.tolist() == [1.0]
+
+
+def test_names_in_a_net_are_no_code_of_a_module(tmp_path: Path) -> None:
+    bad = r"\"\"\"\n    import os # \\ {x} __import__('os')"
+    layers = "".join(
+        f'layer {{ name: "{bad}{at}" type: "InnerProduct" bottom: "x" top: "{bad}{at}" '
+        "inner_product_param { num_output: 3 } }"
+        for at in range(2)
+    )
+    net = parsed(f'name: "{bad}" {input_of("x", (2, 4))} {layers}')
+    tried = on_pycaffe(net, tmp_path)
+    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
+        assert difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe") < CLOSE
+    text = tried.made.as_torch(net.name)
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)]
+    assert [one.name for node in imports for one in node.names] == ["torch", "torch.nn.functional"]
+    assert "__import__" in str(ast.get_docstring(ast.parse(text)))
 
 
 def test_each_layer_that_computes_has_an_exporter() -> None:

@@ -152,6 +152,53 @@ def test_in_place_layers_give_their_last_value_the_blobs_name(tmp_path: Path) ->
         assert difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe") < CLOSE
 
 
+def conv(name: str, bottom: str, outputs: int, options: str) -> str:
+    return (
+        f'layer {{ name: "{name}" type: "Convolution" bottom: "{bottom}" top: "{name}" '
+        f"convolution_param {{ num_output: {outputs} {options} }} }}\n"
+    )
+
+
+def normalized(name: str) -> str:
+    return "".join(
+        f'layer {{ name: "{name}/{kind}" type: "{kind}" bottom: "{name}" top: "{name}" {more} }}\n'
+        for kind, more in (
+            ("BatchNorm", ""),
+            ("Scale", "scale_param { bias_term: true }"),
+            ("ReLU", ""),
+        )
+    )
+
+
+IMAGES = 'layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "x" batch_size: 2 } }\n'
+END = SCORES.replace('"data"', '"last"') + SOFTMAX_LOSS
+BLOCKS = {
+    "residual": IMAGES + conv("a", "data", 6, "kernel_size: 3 pad: 1 bias_term: false") + normalized("a")
+    + conv("b", "a", 6, "kernel_size: 3 pad: 1 bias_term: false") + normalized("b")
+    + 'layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }\n'
+    + 'layer { name: "last" type: "Pooling" bottom: "sum" top: "last" '
+    "pooling_param { pool: AVE global_pooling: true } }\n" + END,
+    "fire": IMAGES + conv("squeeze", "data", 3, "kernel_size: 1") + conv("e1", "squeeze", 4, "kernel_size: 1")
+    + conv("e3", "squeeze", 4, "kernel_size: 3 pad: 1")
+    + 'layer { name: "joined" type: "Concat" bottom: "e1" bottom: "e3" top: "joined" }\n'
+    + 'layer { name: "last" type: "Pooling" bottom: "joined" top: "last" pooling_param { kernel_size: 3 stride: 2 } }\n'
+    + END,
+    "depthwise": IMAGES + conv("wide", "data", 8, "kernel_size: 1") + normalized("wide")
+    + conv("depth", "wide", 8, "kernel_size: 3 stride: 2 pad: 1 group: 8 bias_term: false") + normalized("depth")
+    + conv("last", "depth", 4, "kernel_size: 1") + END,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_blocks_of_later_nets_are_exported_from_a_train_net(name: str, tmp_path: Path) -> None:
+    tried = on_pycaffe(deploy(BLOCKS[name], "TRAIN", (3, 9, 9)).net, tmp_path)
+    content = tried.made.as_onnx()
+    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
+        assert list(outputs) == ["prob"]
+        assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "Caffe") < CLOSE
+        assert difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe") < CLOSE
+
+
 def large(name: str) -> bool:
     return name.startswith(LARGE)
 

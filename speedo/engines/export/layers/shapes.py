@@ -9,7 +9,7 @@ import numpy as np
 
 from speedo.engines.export.layer_export import Array, LayerExport
 from speedo.engines.export.onnx_graph import Graph
-from speedo.engines.export.steps import Dims, NoEqual, Shape, axis_of, constant
+from speedo.engines.export.steps import Dims, NoFreeBatch, Shape, axis_of, constant
 from speedo.engines.export.torch_code import Code, listed
 
 
@@ -106,7 +106,7 @@ class Reshape(LayerExport):
     def sizes(self) -> str:
         top = self.step.tops[0]
         if top.count(None) > 1:
-            raise NoEqual("has a top with two sizes that depend on the batch")
+            raise NoFreeBatch("has a top with two sizes that depend on the batch")
         return listed([-1 if size is None else size for size in top])
 
 
