@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from speedo.actors.attempts import Followed
 from speedo.actors.join.find_master import wait_for_master
-from speedo.actors.join.host_node import host_node
+from speedo.actors.join.host_node import NotAMasterError, host_node
 from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.driver import driver
@@ -37,6 +37,7 @@ from speedo.storage.redis.store import RedisStore
 from speedo.watch.console import Watch
 
 LOOK_S: Final = 0.2
+TOO_BUSY: Final = "timed out during startup"  # in Ray's words, of a node
 ANSWER_S: Final = 60.0
 LAST_S: Final = 20.0  # for the files of a run that is over to come
 
@@ -68,7 +69,7 @@ def serve_standby(
         watch.note(ignored)
     token = load_token(token_file)
     wait_for_master([address], timeout_s, watch.note)
-    terms = _terms(address, token)
+    terms = _patient_terms(address, token, time.monotonic() + timeout_s)
     here = host or own_address_towards(resolved(address.rpartition(":")[0]))
     prepared, facts = terms.prepared(here, port, run_dir, data_root, watch.note)
     require_free_port(resolved(here), prepared.config.port)
@@ -78,6 +79,18 @@ def serve_standby(
     if followed is None:
         return NeverNeeded(prepared.run_dir)
     return serve_master(prepared.config, watch, token_file, token, followed)
+
+
+def _patient_terms(address: str, token: str, deadline: float) -> StandbyTerms:
+    """As `_terms`, tried again until the deadline where the master is not there yet, or this machine is too busy."""
+    while True:
+        try:
+            return _terms(address, token)
+        except ClusterError as error:
+            passes = isinstance(error, NotAMasterError) or TOO_BUSY in str(error)
+            if not passes or time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_S)
 
 
 def _terms(address: str, token: str) -> StandbyTerms:
@@ -102,8 +115,8 @@ def _terms(address: str, token: str) -> StandbyTerms:
                 raise error.cause from None
             raise
         except (ValueError, RayError, GetTimeoutError):  # no such actor, or it does not answer
-            raise ClusterError(
-                f"Ray answers at {address}, but no master of a run: wait until the run trains, and start this again"
+            raise NotAMasterError(
+                f"Ray answers at {address}, but no master of a run: correct --standby, or wait until the run has begun"
             ) from None
         return terms
 
