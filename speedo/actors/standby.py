@@ -6,10 +6,14 @@ there, and the files of the run come through there (`speedo.run.standby_copy`).
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +43,7 @@ from speedo.watch.console import Watch
 LOOK_S: Final = 0.2
 TOO_BUSY: Final = "timed out during startup"  # in Ray's words, of a node
 ANSWER_S: Final = 60.0
+CHILD_S: Final = 120.0
 LAST_S: Final = 20.0  # for the files of a run that is over to come
 
 
@@ -94,31 +99,60 @@ def _patient_terms(address: str, token: str, deadline: float) -> StandbyTerms:
 
 
 def _terms(address: str, token: str) -> StandbyTerms:
-    """What the master says of its run. Raises `ClusterError`, also for a run that can have no standby."""
-    with ExitStack() as stack:
-        folder = Path(ray_folder(stack))
-        joined = host_node(address, token, folder, resources={}, environment={})
-        node, _ = stack.enter_context(joined)
-        session.load_ray(token)
-        take_addresses_literally()
-        stack.enter_context(driver(node.gcs, session.NAMESPACE))
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+    """What the master says of its run. Raises `ClusterError`, also for a run that can have no standby.
 
-        from speedo.actors.master_actor import NAME
+    A child asks, run by the name of this module: Ray would keep something of the master's cluster in a process that
+    later has another one, and end it.
+    """
+    ours, theirs = socket.socketpair()
+    with ExitStack() as stack:
+        connection = stack.enter_context(Connection(ours.detach()))
+        joined = host_node(address, token, Path(ray_folder(stack)), resources={}, environment={})
+        node, _ = stack.enter_context(joined)
+        with theirs:
+            asking = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, node.gcs, str(theirs.fileno())],
+                env=session.clean_environment(token),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        stack.callback(asking.wait)
+        stack.callback(asking.kill)
+        with suppress(EOFError, OSError):  # it has died
+            if connection.poll(CHILD_S):
+                answer: StandbyTerms | SpeedoError | None = connection.recv()
+                if isinstance(answer, SpeedoError):
+                    raise answer
+                if answer is not None:
+                    return answer
+        raise NotAMasterError(
+            f"Ray answers at {address}, but no master of a run: correct --standby, or wait until the run has begun"
+        )
+
+
+def main() -> None:
+    """Asks the master in the cluster of the first argument, and answers to the descriptor of the second."""
+    from speedo.actors.master_actor import NAME
+
+    answer: StandbyTerms | SpeedoError | None = None
+    take_addresses_literally()
+    with driver(sys.argv[1], session.NAMESPACE):
+        import ray
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             master: Any = ray.get_actor(NAME)
-            terms: StandbyTerms = ray.get(master.for_standby.remote(), timeout=ANSWER_S)
+            answer = ray.get(master.for_standby.remote(), timeout=ANSWER_S)
         except RayTaskError as error:
-            if isinstance(error.cause, SpeedoError):
-                raise error.cause from None
-            raise
-        except (ValueError, RayError, GetTimeoutError):  # no such actor, or it does not answer
-            raise NotAMasterError(
-                f"Ray answers at {address}, but no master of a run: correct --standby, or wait until the run has begun"
-            ) from None
-        return terms
+            if not isinstance(error.cause, SpeedoError):
+                raise
+            answer = error.cause
+        except (ValueError, RayError):  # no such actor, or it does not answer
+            answer = None
+        with Connection(int(sys.argv[2])) as connection:
+            connection.send(answer)
 
 
 class _Standby:
@@ -219,3 +253,7 @@ class _Standby:
             f"all files that were on the way are here, after {time.monotonic() - began:.1f} s"
         )
         return Followed(self._prepared, self._facts, kept, why)
+
+
+if __name__ == "__main__":
+    main()
