@@ -27,7 +27,7 @@ from speedo.storage.conditional import Guard, Small, look_at
 from speedo.storage.lease import LEASE_S, MasterFence, MasterLease
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import RawClient, get, put
-from tests.support.commands import wait_until
+from tests.support.commands import how_loaded, wait_until
 
 AnyStore = MemoryStore | RedisStore
 _runs = itertools.count()
@@ -97,7 +97,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 def quick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
     """Leases that last as long as this, where time is real."""
-    seconds = LEASE_S if isinstance(bench.connect(None), MemoryStore) else 0.3
+    seconds = LEASE_S if isinstance(bench.connect(None), MemoryStore) else 0.3 * how_loaded()
     monkeypatch.setattr(module, "LEASE_S", seconds)
     return seconds
 
@@ -304,7 +304,7 @@ def test_a_master_that_cannot_ask_writes_nothing_once_there_is_a_standby(
     fence.has_standby = True
     with pytest.raises(FencedError, match="no Redis answers; so it is not known which master"):
         fence.require()
-    assert bench.clock() - began < 5.0
+    assert bench.clock() - began < 60.0
 
 
 @pytest.mark.redis
@@ -576,13 +576,14 @@ def test_a_command_that_hangs_loses_its_lease(
     raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_module, "RENEW_S", 0.05)
-    monkeypatch.setattr(kept_module, "SILENT_S", 0.5)
-    monkeypatch.setattr(module, "LEASE_S", 0.5)
+    lasts = 0.5 * how_loaded()
+    monkeypatch.setattr(kept_module, "SILENT_S", lasts)
+    monkeypatch.setattr(module, "LEASE_S", lasts)
     own = MasterLease(RedisStore(raw.url), "hangs")
     own.claim()
     held = KeptLease(own, print)
     waiting = MasterLease(RedisStore(raw.url), "hangs")
-    end = time.monotonic() + 1.5
+    end = time.monotonic() + 3 * lasts
     while time.monotonic() < end:
         held.check()
         time.sleep(0.05)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -371,7 +372,7 @@ def test_of_machines_that_lose_each_other_one_has_the_run(
         totals += run.counts
     if RUNS >= MANY:
         with capsys.disabled():
-            print(f"\n{RUNS} runs: {dict(sorted(totals.items()))}")
+            print(f"\n{RUNS} runs: {dict(sorted(totals.items()))}", file=sys.stderr)
     assert totals["takeovers"] > RUNS
     assert totals["fenced masters"] > RUNS // 4
     assert totals["partitions"] > RUNS

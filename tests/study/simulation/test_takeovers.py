@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -372,6 +373,7 @@ def test_promises_hold_however_often_the_master_is_killed(
         brought += results
     with capsys.disabled():
         if RUNS >= MANY:
-            print(f"\n{mode}: {kills} kills of masters in {RUNS} runs, {brought} results brought")
+            told = f"{kills} kills of masters in {RUNS} runs, {brought} results brought"
+            print(f"\n{mode}: {told}", file=sys.stderr)
     assert kills > 2 * RUNS  # 10,000 over all modes of `make faults`
     assert brought > (0 if mode == TEAMS else RUNS // 8)
