@@ -46,7 +46,6 @@ from speedo.run.script_link import Question, ToScript
 from speedo.run.script_resume import read_former_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
-from speedo.run.standby_terms import StandbyTerms
 from speedo.run.takeover import Takeover
 from speedo.run.trained_model import CaffeModel
 from speedo.run.training import Training
@@ -182,14 +181,6 @@ class MasterActor(ServedMaster):
         """The run and its net as built here, and the time, for hosts that compare theirs before they join."""
         layout = Layout(()) if self._training is None else self._training.layout
         return run_facts(self._config, self._settings, layout, self._records)
-
-    def for_standby(self) -> StandbyTerms:
-        """What a standby needs to know. Raises `ClusterError` if this run can have none."""
-        return StandbyTerms.of(self._config, self._settings, self._records)
-
-    def tell_standby(self, address: str) -> None:
-        """Where a standby is, which hosts learn with the status; empty if none follows the run."""
-        self._board.standby = address
 
     def start_tester(self) -> None:
         """Returns once all testers run; tests that are due meanwhile wait. Raises `EngineError`, `StoreError`."""

@@ -18,7 +18,7 @@ from speedo.run.kept_lease import KeptLease
 from speedo.run.prepare import Prepared
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
-from speedo.run.standby_copy import RunMirror
+from speedo.run.standby_mirror import RunMirror
 from speedo.storage.redis.store import RedisStore
 
 if TYPE_CHECKING:

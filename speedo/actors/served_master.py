@@ -1,4 +1,4 @@
-"""What hosts with servers of the center ask of the master actor."""
+"""What a standby, and hosts with servers of the center, ask of the master actor."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from speedo.actors.ray_servers import RayServers
 from speedo.actors.server_actor import ServerOrder
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
+from speedo.run.config.run_config import RunConfig
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
+from speedo.run.standby_terms import StandbyTerms
 from speedo.run.training import Training
+from speedo.storage.lease import MasterFence
 from speedo.watch.status import StatusBoard
 
 KEEP_S: Final = 4.0  # a host that leaves waits so long for the center to be fetched
 
 
 class ServedMaster:
-    """A master whose center servers may have; `_servers` is None without them."""
+    """A master whose center servers may have; `_servers` is None without them. A run with a lease has a `_fence`."""
 
+    _config: RunConfig
+    _records: int | None
+    _fence: MasterFence | None
     _settings: RunSettings
     _cluster: RayCluster
     _board: StatusBoard
@@ -31,6 +37,16 @@ class ServedMaster:
     def _worst(self, connection: str, problem: str | None) -> str:
         """The worst problem of all the master's connections, after this news of one of them."""
         raise NotImplementedError
+
+    def for_standby(self) -> StandbyTerms:
+        """What a standby needs to know. Raises `ClusterError` if this run can have none."""
+        return StandbyTerms.of(self._config, self._settings, self._records)
+
+    def tell_standby(self, address: str) -> None:
+        """Where a standby is, which hosts learn with the status; empty if none follows the run."""
+        self._board.standby = address
+        if address and self._fence is not None:
+            self._fence.told_of_standby()
 
     def _divide_center(self, training: Training) -> None:
         """Have servers keep its center, where there are any."""

@@ -6,16 +6,20 @@ there, and the files of the run come through there (`speedo.run.standby_copy`).
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from speedo.actors.attempts import Followed
 from speedo.actors.join.find_master import wait_for_master
-from speedo.actors.join.host_node import host_node
+from speedo.actors.join.host_node import NotAMasterError, host_node
 from speedo.actors.launch import serve_master
 from speedo.actors.ray_node import session
 from speedo.actors.ray_node.driver import driver
@@ -37,7 +41,9 @@ from speedo.storage.redis.store import RedisStore
 from speedo.watch.console import Watch
 
 LOOK_S: Final = 0.2
+TOO_BUSY: Final = "timed out during startup"  # in Ray's words, of a node
 ANSWER_S: Final = 60.0
+CHILD_S: Final = 120.0
 LAST_S: Final = 20.0  # for the files of a run that is over to come
 
 
@@ -68,7 +74,7 @@ def serve_standby(
         watch.note(ignored)
     token = load_token(token_file)
     wait_for_master([address], timeout_s, watch.note)
-    terms = _terms(address, token)
+    terms = _patient_terms(address, token, time.monotonic() + timeout_s)
     here = host or own_address_towards(resolved(address.rpartition(":")[0]))
     prepared, facts = terms.prepared(here, port, run_dir, data_root, watch.note)
     require_free_port(resolved(here), prepared.config.port)
@@ -80,32 +86,73 @@ def serve_standby(
     return serve_master(prepared.config, watch, token_file, token, followed)
 
 
-def _terms(address: str, token: str) -> StandbyTerms:
-    """What the master says of its run. Raises `ClusterError`, also for a run that can have no standby."""
-    with ExitStack() as stack:
-        folder = Path(ray_folder(stack))
-        joined = host_node(address, token, folder, resources={}, environment={})
-        node, _ = stack.enter_context(joined)
-        session.load_ray(token)
-        take_addresses_literally()
-        stack.enter_context(driver(node.gcs, session.NAMESPACE))
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+def _patient_terms(address: str, token: str, deadline: float) -> StandbyTerms:
+    """As `_terms`, tried again until the deadline where the master is not there yet, or this machine is too busy."""
+    while True:
+        try:
+            return _terms(address, token)
+        except ClusterError as error:
+            passes = isinstance(error, NotAMasterError) or TOO_BUSY in str(error)
+            if not passes or time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_S)
 
-        from speedo.actors.master_actor import NAME
+
+def _terms(address: str, token: str) -> StandbyTerms:
+    """What the master says of its run. Raises `ClusterError`, also for a run that can have no standby.
+
+    A child asks, run by the name of this module: Ray would keep something of the master's cluster in a process that
+    later has another one, and end it.
+    """
+    ours, theirs = socket.socketpair()
+    with ExitStack() as stack:
+        connection = stack.enter_context(Connection(ours.detach()))
+        joined = host_node(address, token, Path(ray_folder(stack)), resources={}, environment={})
+        node, _ = stack.enter_context(joined)
+        with theirs:
+            asking = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, node.gcs, str(theirs.fileno())],
+                env=session.clean_environment(token),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        stack.callback(asking.wait)
+        stack.callback(asking.kill)
+        with suppress(EOFError, OSError):  # it has died
+            if connection.poll(CHILD_S):
+                answer: StandbyTerms | SpeedoError | None = connection.recv()
+                if isinstance(answer, SpeedoError):
+                    raise answer
+                if answer is not None:
+                    return answer
+        raise NotAMasterError(
+            f"Ray answers at {address}, but no master of a run: correct --standby, or wait until the run has begun"
+        )
+
+
+def main() -> None:
+    """Asks the master in the cluster of the first argument, and answers to the descriptor of the second."""
+    from speedo.actors.master_actor import NAME
+
+    answer: StandbyTerms | SpeedoError | None = None
+    take_addresses_literally()
+    with driver(sys.argv[1], session.NAMESPACE):
+        import ray
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             master: Any = ray.get_actor(NAME)
-            terms: StandbyTerms = ray.get(master.for_standby.remote(), timeout=ANSWER_S)
+            answer = ray.get(master.for_standby.remote(), timeout=ANSWER_S)
         except RayTaskError as error:
-            if isinstance(error.cause, SpeedoError):
-                raise error.cause from None
-            raise
-        except (ValueError, RayError, GetTimeoutError):  # no such actor, or it does not answer
-            raise ClusterError(
-                f"Ray answers at {address}, but no master of a run: wait until the run trains, and start this again"
-            ) from None
-        return terms
+            if not isinstance(error.cause, SpeedoError):
+                raise
+            answer = error.cause
+        except (ValueError, RayError):  # no such actor, or it does not answer
+            answer = None
+        with Connection(int(sys.argv[2])) as connection:
+            connection.send(answer)
 
 
 class _Standby:
@@ -206,3 +253,7 @@ class _Standby:
             f"all files that were on the way are here, after {time.monotonic() - began:.1f} s"
         )
         return Followed(self._prepared, self._facts, kept, why)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ may take over. Where the store has lost a part of it, the run is resumed from it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from speedo.messages import Kind, Merge
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
 from speedo.run_dir.directory import CHECKPOINTS
+from speedo.run_dir.metrics_log import keep_published
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.lease import MasterFence
@@ -74,9 +75,30 @@ class Takeover:
             if found is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
-                return found
+                return self._on_another_machine(found) if settings.moved else found
         kept = self.run_dir / CHECKPOINTS
         return latest(kept)[1] if checkpoints_in(kept) else None
+
+    def _on_another_machine(self, found: Checkpoint) -> Checkpoint:
+        """The same for new worker processes, with what a checkpoint has of theirs; the log as it was followed is cut
+        to what was published."""
+        assert self.master_fence is not None
+        former = map(entry_of, self.master_fence.former_entries())
+        merges = {one.version: one for entry in former if entry for one in entry.merges}
+        merges |= {one.version: one for one in self.merges}
+        newest = found.counters.version
+        self.merges = tuple(merges[version] for version in sorted(merges) if version <= newest)
+        try:
+            keep_published(self.run_dir, newest, self.merges)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.run_dir} cannot be written: {error.strerror}; make room there or make it writable"
+            ) from None
+        kept = self.run_dir / CHECKPOINTS
+        if not checkpoints_in(kept):
+            return found
+        _, before, _ = latest(kept)
+        return replace(found, workers=before.workers, histories=before.histories)
 
     def counts(self, worker: int, ticket: int) -> bool:
         """Whether this result of a former master's turn can still be merged."""

@@ -16,6 +16,10 @@ from speedo.storage import keys
 
 FOREVER: Final = float("inf")
 OVER: Final = b"over"
+FORMER: Final = (
+    512  # entries of the journal that are kept: of more than a second, however fast results come
+)
+FORMER_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +89,15 @@ class Term:
 class Guard:
     """What a master's store asks before each write: that the master of this epoch still has the run.
 
-    `entry` is the journal's for the version of the center that is written next, in the same step.
+    `entry` is the journal's for the version of the center that is written next, in the same step. With `keeps_former`
+    the latest entries stay for a while, for a standby to which their lines of the log may be under way.
     """
 
     run: str
     epoch: int
     entry: bytes = b""
+    keeps_former: bool = False
+    count: int = 0
 
     def beside(self, key: str) -> Smalls:
         """What is written with this blob.
@@ -100,12 +107,17 @@ class Guard:
         """
         if not self.entry or not key.startswith(keys.centers(f"{self.run}:{self.epoch}")):
             return {}
-        return {keys.journal(self.run): Small(self.entry)}
+        found = {keys.journal(self.run): Small(self.entry)}
+        if self.keeps_former:
+            place = keys.former_entry(self.run, self.count % FORMER)
+            found[place] = Small(self.entry, FORMER_S)
+        return found
 
     def written(self, beside: Smalls) -> None:
         """The blob and this are in the store."""
         if beside:
             self.entry = b""
+            self.count += 1
 
     def require(self, value: Small | None) -> None:
         """Raises `FencedError` if the run has another master, by the content of the epoch's key.

@@ -119,6 +119,11 @@ def journal(run: str) -> str:
     return f"speedo:{run}:journal"
 
 
+def former_entry(run: str, place: int) -> str:
+    """One of the latest entries of the journal."""
+    return f"speedo:{run}:journal:{place}"
+
+
 def standby(run: str) -> str:
     """The note of the standby that follows a run."""
     return f"speedo:{run}:standby"

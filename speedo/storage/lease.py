@@ -21,7 +21,7 @@ from typing import Final
 
 from speedo.errors import FencedError, StoreError
 from speedo.storage import keys
-from speedo.storage.conditional import Conditional, Guard, Small, Smalls, Term, look_at
+from speedo.storage.conditional import FORMER, Conditional, Guard, Small, Smalls, Term, look_at
 
 LEASE_S: Final = 5.0
 """How long a lease lasts unless it is renewed. A shorter one is lost in a pause of a machine that swaps, or while Redis
@@ -242,6 +242,17 @@ class MasterFence:
         with self._lock:
             found = look_at(self._store, (name,))[name]
         return b"" if found is None else found.data
+
+    def former_entries(self) -> list[bytes]:
+        """The latest entries of the journal, in any order. Raises `StoreError`."""
+        names = tuple(keys.former_entry(self.guard.run, place) for place in range(FORMER))
+        with self._lock:
+            found = look_at(self._store, names)
+        return [one.data for one in found.values() if one is not None]
+
+    def told_of_standby(self) -> None:
+        """From now on a standby follows, and may take over."""
+        self.has_standby = self.guard.keeps_former = True
 
     def _allowed(self, found: Smalls) -> Smalls:
         self.guard.require(found[keys.epoch(self.guard.run)])

@@ -112,9 +112,6 @@ def pair(speedo: Commands, problem: Path, mode: str, hosts: list[Host]) -> Itera
 def test_a_standby_goes_on_when_the_masters_machine_is_gone(
     pair: Pair, mode: str, finding: Finding
 ) -> None:
-    first = pair.followed("first")
-    first.leaves()
-    pair.run.wait_for(lambda: "has left; the run goes on without one" in pair.run.log())
     standby = pair.followed()
     since = time.monotonic()
     pair.chief.kill_all()
@@ -150,11 +147,15 @@ def test_a_master_that_was_cut_off_writes_nothing_more_and_ends_in_words(
     pair.ends_and_is_whole(standby, resumed)
 
 
-@row(33, "a standby that was never needed, and one whose machine is gone", ("async",))
+@row(
+    33, "a standby that leaves, one whose machine is gone, and one that was not needed", ("async",)
+)
 def test_a_standby_that_is_never_needed_ends_with_the_whole_directory(
     pair: Pair, mode: str, finding: Finding
 ) -> None:
     run = pair.run
+    pair.followed("left").leaves()
+    run.wait_for(lambda: "has left; the run goes on without one" in run.log())
     lost = pair.followed("lost")
     pair.spare.kill_all()
     run.wait_for(lambda: "has not been heard of for 10 s; the run goes on" in run.log())

@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import ConfigError, StoreError
-from speedo.run import standby_copy
-from speedo.run.standby_copy import (
-    GONE_S,
-    STUCK_S,
-    RunFollower,
-    RunMirror,
-    files_of,
-    read_follower,
-)
+from speedo.run import standby_copy, standby_mirror
+from speedo.run.standby_copy import GONE_S, RunFollower, files_of, read_follower
+from speedo.run.standby_mirror import STUCK_S, RunMirror
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 
@@ -107,8 +101,8 @@ def test_a_checkpoint_that_newer_ones_replace_goes_here_too(pair: Pair) -> None:
 def test_a_large_file_comes_in_pieces_and_the_log_goes_on_meanwhile(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standby_copy, "PIECE_BYTES", 100)
-    monkeypatch.setattr(standby_copy, "WINDOW_BYTES", 300)
+    monkeypatch.setattr(standby_mirror, "PIECE_BYTES", 100)
+    monkeypatch.setattr(standby_mirror, "WINDOW_BYTES", 300)
     content = random.Random(1).randbytes(1950)
     (pair.there / "model").write_bytes(content)
     log = pair.there / "train.log"

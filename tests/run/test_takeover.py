@@ -17,7 +17,7 @@ from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalP
 from speedo.messages import Kind, Merge, Part
 from speedo.run.settings import Near, RunSettings
 from speedo.run.takeover import Takeover
-from speedo.run_dir.checkpoint_file import Checkpoint, Counters, write_checkpoint
+from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
 from speedo.storage.lease import MasterFence, MasterLease
@@ -189,3 +189,42 @@ def test_a_redis_that_does_not_answer_is_no_reason_to_go_back(
     monkeypatch.setattr(former.store, "read", refuse)
     with pytest.raises(StoreUnavailableError):
         former.taken_over()
+
+
+def line(worker: int, version: int) -> str:
+    said = f'"event":"result","decision":"merged","worker":{worker},"version":{version}'
+    return f'{{"time":{version}.0,{said}}}\n'
+
+
+def test_on_another_machine_the_log_has_each_published_result_once(tmp_path: Path) -> None:
+    former = Former(tmp_path, leased=True)
+    assert former.fence is not None
+    former.fence.told_of_standby()
+    journal = Journal(JournalInStore(former.fence.guard), lambda: counters(version))
+    for version in (6, 7, 8):
+        parts = tuple(Part(worker, 1, 100 + version, 1, 0, 0.0) for worker in (0, 1))
+        journal.merging(Merge(version, version, version, 1.0, parts))
+        journal.publishing()
+        former.put(version, np.full(4, version, np.float32))
+    log = tmp_path / "metrics.jsonl"
+    # Half of version 6 has come, and the former master has written a line of one that it never published.
+    log.write_text(
+        line(0, 4) + line(0, 5) + line(1, 6) + '{"time":7.0,"event":"left"}\n' + line(0, 9)
+    )
+    history = WorkerState(0, 1, 1, 7)
+    center = np.full(4, 3, np.float32)
+    kept = Checkpoint(counters(3, 0), center, workers={0: history}, histories={0: b"momentum"})
+    write_checkpoint(tmp_path / CHECKPOINTS, kept)
+    former.settings = replace(former.settings, moved=True)
+    found, checkpoint = former.taken_over()
+    assert checkpoint is not None
+    assert checkpoint.counters.version == 8
+    assert (checkpoint.workers, checkpoint.histories) == ({0: history}, {0: b"momentum"})
+    assert log.read_text() == line(0, 4) + line(0, 5) + '{"time":7.0,"event":"left"}\n'
+    assert [merge.version for merge in found.merges if merge.version > 5] == [6, 7, 8]
+
+
+def test_without_a_standby_the_former_entries_are_not_kept(tmp_path: Path) -> None:
+    former = Former(tmp_path, leased=True)
+    assert former.fence is not None
+    assert former.fence.former_entries() == []
