@@ -37,7 +37,7 @@ from speedo.messages import Event, StoreTrouble
 from speedo.run.build import TICKETS_OF_AN_EPOCH, build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.config.run_config import RunConfig
-from speedo.run.open_store import impatient_store, run_store
+from speedo.run.open_store import fence_of, impatient_store, run_store
 from speedo.run.result import RunResult
 from speedo.run.run_facts import run_facts
 from speedo.run.run_parts import run_parts
@@ -113,17 +113,22 @@ class MasterActor(ServedMaster):
                 self._server_moved,
                 self._trouble_with_users,
             )
+        self._fence = fence = fence_of(settings)
         self._store = run_store(
-            settings.redis_url, settings, self._store_trouble, to_both=takes_hosts
+            settings.redis_url,
+            settings,
+            self._store_trouble,
+            to_both=takes_hosts,
+            guard=None if fence is None else fence.guard,
         )
         self._meeting = Meeting(settings.workers, self._cluster.cause_of)
-        self._former = Takeover(self._store, run_dir) if takes_over else None
+        self._former = Takeover(self._store, run_dir, fence) if takes_over else None
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
         if script:
             former = None if checkpoint is None else read_former_run(checkpoint)
             resume = None if former is None else former.for_workers(settings.workers)
-            parts = run_parts(config, settings, run_dir, self._store, records, resume)
+            parts = run_parts(config, settings, run_dir, self._store, records, resume, fence)
             book = LeaseBook(settings.seed) if former is None else former.book
             leases, tests = Leases(book, parts.board.notice), self._cluster.take_script()
             self._questions = ScriptQuestions(leases, tests, self._meeting, config.timeout)
@@ -141,7 +146,8 @@ class MasterActor(ServedMaster):
         else:
             begun = None if checkpoint is None else _read(checkpoint)
             model = CaffeModel(config, settings, self._former or begun, scratch)
-            parts = run_parts(config, settings, run_dir, self._store, records, model.resume)
+            resume = model.resume
+            parts = run_parts(config, settings, run_dir, self._store, records, resume, fence)
             self._training = training = build_training(
                 config,
                 parts,

@@ -1,9 +1,10 @@
-"""The journal of a master: what another one on its machine needs, besides the center, to take its place.
+"""The journal of a master: what another one needs, besides the center, to take its place.
 
-The master writes it right before each version of the center can be seen. It is a mapped file with two halves, written
-by turns, each with length and checksum. So after a death at any instruction one half is whole, and is that of a version
-that is in the store, or of the one before. It costs no call of the system. It is no checkpoint: workers' solver
-histories are not in it.
+The master writes it right before each version of the center can be seen. On one machine it is a mapped file with two
+halves, written by turns, each with length and checksum. So after a death at any instruction one half is whole, and is
+that of a version that is in the store, or of the one before. It costs no call of the system. Where a standby on another
+machine may follow, it is in the run's Redis, written in one step with the version (`speedo.storage.conditional`). It is
+no checkpoint: workers' solver histories are not in it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 from speedo.messages import Merge, Part
 from speedo.run_dir.checkpoint_file import Counters
+from speedo.storage.conditional import Guard
 from speedo.system.json_lines import line_of, values_of
 
 HALF_BYTES: Final = 1 << 20
@@ -50,16 +52,73 @@ class JournalEntry:
     records: bytes = b""
 
 
+class JournalPlace(Protocol):
+    """Where a master writes its journal."""
+
+    def write(self, line: bytes) -> None:
+        """The entry of the version that is about to be published."""
+        ...
+
+    def seen(self) -> None:
+        """A version of this master's can be seen: the entries of former ones are needed no more."""
+        ...
+
+
+class JournalFile:
+    """The journal of the master of this epoch in `folder`, in shared memory. Raises `OSError`."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        own = folder / f"{_NAME}{epoch}"
+        self._former = [path for path in folder.glob(f"{_NAME}*") if path != own]
+        file = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, 2 * HALF_BYTES)
+            self._memory = mmap.mmap(file, 2 * HALF_BYTES)
+        except OSError:
+            own.unlink()
+            raise
+        finally:
+            os.close(file)
+        self._half = 0
+
+    def write(self, line: bytes) -> None:
+        """See `JournalPlace.write`: into the half that is not the newest."""
+        at = self._half * HALF_BYTES
+        self._half = 1 - self._half
+        _HEAD.pack_into(self._memory, at, 0, 0)
+        start = at + _HEAD.size
+        self._memory[start : start + len(line)] = line
+        _HEAD.pack_into(self._memory, at, len(line), xxhash.xxh3_64_intdigest(line))
+
+    def seen(self) -> None:
+        """See `JournalPlace.seen`."""
+        while self._former:
+            self._former.pop().unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalInStore:
+    """The journal of a master that has a lease: an entry is written with its version, in one step."""
+
+    guard: Guard
+
+    def write(self, line: bytes) -> None:
+        """See `JournalPlace.write`."""
+        self.guard.entry = line
+
+    def seen(self) -> None:
+        """See `JournalPlace.seen`: it has been replaced."""
+
+
 class Journal:
-    """Writes the journal of the master of this epoch in `folder`, and removes those of former ones once it is seen.
+    """Writes what another master needs to take this one's place.
 
     `counters`, `whole`, `tests` and `records` give what an entry has; `merged` and `incarnations` continue those of a
-    former master. Raises `OSError`."""
+    former master."""
 
     def __init__(
         self,
-        folder: Path,
-        epoch: int,
+        place: JournalPlace,
         counters: Callable[[], Counters],
         *,
         whole: Callable[[], bool] = lambda: True,
@@ -68,20 +127,9 @@ class Journal:
         merged: Mapping[int, int] = MappingProxyType({}),
         incarnations: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        self._place = place
         self._counters, self._whole = counters, whole
         self._tests, self._records = tests, records
-        self._former = [
-            path for path in folder.glob(f"{_NAME}*") if path != folder / f"{_NAME}{epoch}"
-        ]
-        file = os.open(
-            folder / f"{_NAME}{epoch}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )
-        try:
-            os.posix_fallocate(file, 0, 2 * HALF_BYTES)
-            self._memory = mmap.mmap(file, 2 * HALF_BYTES)
-        finally:
-            os.close(file)
-        self._half = 0
         self._merges: list[Merge] = []
         self._seen = False
         self._merged, self._incarnations = dict(merged), dict(incarnations)
@@ -89,8 +137,7 @@ class Journal:
     def merging(self, action: Merge) -> None:
         """This merge is about to be carried out."""
         if self._seen:
-            while self._former:  # a version of this master's is in the store
-                self._former.pop().unlink(missing_ok=True)
+            self._place.seen()
             self._seen = False
             self._merges.clear()
         self._merges.append(action)
@@ -115,12 +162,7 @@ class Journal:
             len(line) > HALF_BYTES - _HEAD.size
         ):  # of very many workers: their lines in the log are lost
             line = line_of({**said, "merges": []})
-        at = self._half * HALF_BYTES
-        self._half = 1 - self._half
-        _HEAD.pack_into(self._memory, at, 0, 0)
-        start = at + _HEAD.size
-        self._memory[start : start + len(line)] = line
-        _HEAD.pack_into(self._memory, at, len(line), xxhash.xxh3_64_intdigest(line))
+        self._place.write(line)
 
 
 def read_journals(folder: Path) -> list[JournalEntry]:
@@ -141,6 +183,11 @@ def _entry(half: bytes) -> JournalEntry | None:
     line = half[_HEAD.size : _HEAD.size + length]
     if not length or len(line) != length or xxhash.xxh3_64_intdigest(line) != digest:
         return None
+    return entry_of(line)
+
+
+def entry_of(line: bytes) -> JournalEntry | None:
+    """The entry that was written as this line; None if it is empty, or of another version of SpeeDO."""
     try:
         said = values_of(line)
         return JournalEntry(
@@ -152,7 +199,7 @@ def _entry(half: bytes) -> JournalEntry | None:
             said["tests"],
             said["records"].encode(),
         )
-    except (ValueError, TypeError, LookupError, ValidationError):  # of another version
+    except (ValueError, TypeError, LookupError, ValidationError):
         return None
 
 

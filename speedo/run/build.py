@@ -23,7 +23,7 @@ from speedo.master.cluster import Cluster
 from speedo.master.coordinator import Coordinator
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.driver import Driver, Limits
-from speedo.master.journal import Journal
+from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalPlace
 from speedo.master.kept_state import KeptState
 from speedo.master.leases import Leases
 from speedo.master.lost_records import LostRecords
@@ -210,17 +210,12 @@ def build_training(
         with_records=(lambda action: action) if records is None else records.with_records,
         divide=parts.roster.divide,
     )
-    folder = settings.near.folder
-    if keeper is not None and folder and isinstance(center, Center):
-        try:
+    if keeper is not None and isinstance(center, Center):
+        place = _journal_place(parts)
+        if place is not None:
             beside = KeptState(center, model.history_parts if needs_update(config) else tuple)
-            driver.journal = _journal(Path(folder), keeper, driver, beside, taken_over)
+            driver.journal = _journal(place, keeper, driver, beside, taken_over)
             center.publishing = partial(_publishing, beside, driver.journal)
-        except OSError as error:  # no room: the run itself needs none there
-            board.notice(
-                f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its "
-                "newest checkpoint"
-            )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
@@ -241,22 +236,35 @@ def build_training(
     return training
 
 
+def _journal_place(parts: RunParts) -> JournalPlace | None:
+    if parts.master_fence is not None:
+        return JournalInStore(parts.master_fence.guard)
+    folder = parts.settings.near.folder
+    try:
+        return JournalFile(Path(folder), parts.settings.epoch) if folder else None
+    except OSError as error:  # no room: the run itself needs none there
+        parts.board.notice(
+            f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its newest "
+            "checkpoint"
+        )
+        return None
+
+
 def _publishing(beside: KeptState, journal: Journal) -> None:
     """A version is about to be published."""
-    beside.publishing()
+    beside.publishing()  # first: an entry of the journal may be written in one step with the version
     journal.publishing()
 
 
 def _journal(
-    folder: Path,
+    place: JournalPlace,
     keeper: CheckpointWriter,
     driver: Driver,
     beside: KeptState,
     former: Takeover | None,
 ) -> Journal:
     return Journal(
-        folder,
-        keeper.epoch,
+        place,
         lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
         whole=lambda: not beside,
         tests=lambda: bool(driver.tests),

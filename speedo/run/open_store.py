@@ -13,6 +13,8 @@ from speedo.exchange.served_vectors import Stores
 from speedo.master.slots import ServerAddress
 from speedo.run.settings import Near, RunSettings
 from speedo.storage.base import Store
+from speedo.storage.conditional import Guard
+from speedo.storage.lease import CALL_S, MasterFence, MasterLease
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
@@ -46,12 +48,28 @@ def log_trouble(trouble: str | None) -> None:
     print("the store is back" if trouble is None else f"waiting: {trouble}", file=sys.stderr)
 
 
-def redis_store(url: str, settings: RunSettings) -> RedisStore:
+def redis_store(url: str, settings: RunSettings, guard: Guard | None = None) -> RedisStore:
     """Redis at a user's own URL, or by its unix socket on the master's machine."""
     near = settings.near
     if near.socket and is_near(near):
-        return RedisStore(url_by_socket(url, near.socket))
-    return RedisStore(url, ca_pem=settings.redis_ca)
+        return RedisStore(url_by_socket(url, near.socket), guard=guard)
+    return RedisStore(url, ca_pem=settings.redis_ca, guard=guard)
+
+
+def lease_of(settings: RunSettings, address: str) -> MasterLease:
+    """The lease of a run in its Redis, of a command that others find at `address`."""
+    return MasterLease(_lease_store(settings), settings.run, address)
+
+
+def fence_of(settings: RunSettings) -> MasterFence | None:
+    """What the master's process asks of the run's epoch; None in a run that has no lease."""
+    if not settings.leased:
+        return None
+    return MasterFence(_lease_store(settings), settings.run, settings.epoch)
+
+
+def _lease_store(settings: RunSettings) -> RedisStore:
+    return RedisStore(settings.redis_url, ca_pem=settings.redis_ca, timeout_s=CALL_S)
 
 
 def run_store(
@@ -60,17 +78,18 @@ def run_store(
     on_trouble: Callable[[str | None], None] = log_trouble,
     *,
     to_both: bool = False,
+    guard: Guard | None = None,
 ) -> RetryingStore | TieredStore:
     """The store of a run for a user's URL of Redis, which retries until the run's store timeout.
 
     Without a URL it is the shared memory of this machine alone. `to_both` is for a master that takes workers from other
-    machines: it writes into shared memory and Redis.
+    machines: it writes into shared memory and Redis. `guard` is for one that has a lease.
     """
     if not url:
         memory = SharedMemoryStore(Path(settings.near.folder))
         return RetryingStore(memory, patience_s=settings.timeout_s, on_trouble=on_trouble)
     far = RetryingStore(
-        redis_store(url, settings), patience_s=settings.timeout_s, on_trouble=on_trouble
+        redis_store(url, settings, guard), patience_s=settings.timeout_s, on_trouble=on_trouble
     )
     return by_shared_memory(far, settings.near, to_both=to_both)
 

@@ -13,6 +13,7 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.fence import Fence
 from speedo.storage.base import Store, remove_run
+from speedo.storage.lease import MasterFence
 from speedo.watch.status import Status, StatusBoard
 
 
@@ -27,6 +28,7 @@ class RunParts:
     roster: Roster
     board: StatusBoard
     records: int | None = None  # for training
+    master_fence: MasterFence | None = None  # of a run that a standby may take over
 
     def status(self) -> Status:
         """The present state; from any thread."""
@@ -52,6 +54,7 @@ def run_parts(
     store: Store,
     records: int | None,
     resume: Checkpoint | None = None,
+    master_fence: MasterFence | None = None,
 ) -> RunParts:
     """The parts of a run of this many `records`, which may continue from the checkpoint `resume`."""
     spec, share = settings.spec, settings.data_share
@@ -67,5 +70,6 @@ def run_parts(
     # In `own` the hosts say how many records there are.
     board = StatusBoard(config.mode, max_iter, spec.batch, None if share == "own" else records)
     board.master_restarts = settings.master_restarts
-    fence = Fence(run_dir, settings.epoch, time.monotonic)
-    return RunParts(settings, run_dir, store, fence, roster, board, records)
+    held = (lambda: None) if master_fence is None else master_fence.require
+    fence = Fence(run_dir, settings.epoch, time.monotonic, held)
+    return RunParts(settings, run_dir, store, fence, roster, board, records, master_fence)

@@ -40,7 +40,8 @@ class RunSettings:
     those of other hosts, empty for any. `engine` is what every node computes with; a host
     may have another device. `spec` is what is trained. `rules` are the places of merge rules outside the package, which
     servers import, also from the folder `code_from`. `master_restarts` says why the command has started the master
-    again, each time.
+    again, each time. `leased`: epoch, lease and journal are in the user's own Redis, so that a standby on another
+    machine may take the run over.
     """
 
     run: str
@@ -69,6 +70,7 @@ class RunSettings:
     rules: tuple[str, ...] = ()
     code_from: str = ""
     master_restarts: tuple[str, ...] = ()
+    leased: bool = False
 
     def started(self, redis_url: str, redis_ca: str, near: Near, epoch: int) -> RunSettings:
         """The settings with what is known once the servers of the run are started."""

@@ -1,8 +1,8 @@
 """What a master takes over from one that died or hung: the newest center that is whole, and the counters at it.
 
 The center is in the run's store, with what the merge rule or the solver's update keeps beside it
-(`speedo.master.kept_state`), the counters in the journal (`speedo.master.journal`). Where the store has lost a part of
-it, the run is resumed from its newest checkpoint.
+(`speedo.master.kept_state`), the counters in the journal (`speedo.master.journal`), which is in Redis where a standby
+may take over. Where the store has lost a part of it, the run is resumed from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from speedo.engines.base import ModelEngine
-from speedo.errors import CheckpointError, PayloadError, StoreError
+from speedo.errors import CheckpointError, PayloadError, StoreError, StoreUnavailableError
 from speedo.exchange.transfer import fetch_vector
 from speedo.exchange.vector import Layout
-from speedo.master.journal import JournalEntry, read_journals
+from speedo.master.journal import JournalEntry, entry_of, read_journals
 from speedo.master.kept_state import fetch_kept
 from speedo.messages import Kind, Merge
 from speedo.run.settings import RunSettings
@@ -25,6 +25,7 @@ from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
 from speedo.storage.base import Store
+from speedo.storage.lease import MasterFence
 
 
 @dataclass
@@ -33,11 +34,13 @@ class Takeover:
 
     `merges` may be missing in the log. `merged` has the ticket of each worker's last result that is in the center,
     `incarnations` the latest of each slot. `tests`: a test was under way, which nobody else will make. Without `newest`
-    the run goes back to a checkpoint, or to its beginning, and its workers with it.
+    the run goes back to a checkpoint, or to its beginning, and its workers with it. In a run that has a lease,
+    `master_fence` knows the journal.
     """
 
     store: Store
     run_dir: Path
+    master_fence: MasterFence | None = None
     merges: tuple[Merge, ...] = ()
     merged: Mapping[int, int] = field(default_factory=dict)
     incarnations: Mapping[int, int] = field(default_factory=dict)
@@ -51,18 +54,23 @@ class Takeover:
         mode: str,
         history_of: Callable[[bytes], bytes] = bytes,
     ) -> Checkpoint | None:
-        """What the former masters of this run have left; None if that is nothing. Raises `CheckpointError`.
+        """What the former masters of this run have left; None if that is nothing.
 
         `history_of` makes a history of what is kept of the solver, or raises `PayloadError`.
+        Raises `CheckpointError`; `StoreError` if the journal is in a Redis that does not answer.
         """
         folder, layout = settings.near.folder, engine.layout
-        entries = read_journals(Path(folder)) if folder else []
+        if self.master_fence is not None:
+            entry = entry_of(self.master_fence.entry())
+            entries = [] if entry is None else [entry]
+        else:
+            entries = read_journals(Path(folder)) if folder else []
         self.incarnations = entries[0].incarnations if entries else {}
         for entry in entries:
             counters = entry.counters
             if (counters.run, counters.layout) != (settings.run, layout.digest):
                 continue
-            found = _found(entry, settings, layout, self.store, history_of)
+            found = self._found(entry, settings, layout, history_of)
             if found is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
@@ -74,23 +82,27 @@ class Takeover:
         """Whether this result of a former master's turn can still be merged."""
         return self.newest and ticket > self.merged.get(worker, 0)
 
-
-def _found(
-    entry: JournalEntry,
-    settings: RunSettings,
-    layout: Layout,
-    store: Store,
-    history_of: Callable[[bytes], bytes],
-) -> Checkpoint | None:
-    """What the store has of the version of this entry, if that is whole."""
-    counters, center = entry.counters, layout.zeros()
-    run, version = f"{settings.run}:{counters.epoch}", counters.version
-    try:
-        header = fetch_vector(store, keys.center(run, version), layout, Kind.CENTER, center)
-        rule, history = (b"", b"") if entry.whole else fetch_kept(store, run, version)
-        history = history and history_of(history)
-    except (PayloadError, StoreError, CheckpointError):
-        return None
-    if header.version != version or not np.isfinite(center).all():
-        return None
-    return Checkpoint(counters, center, history, rule_state=rule, records=entry.records)
+    def _found(
+        self,
+        entry: JournalEntry,
+        settings: RunSettings,
+        layout: Layout,
+        history_of: Callable[[bytes], bytes],
+    ) -> Checkpoint | None:
+        """What the store has of the version of this entry, if that is whole."""
+        counters, center = entry.counters, layout.zeros()
+        run, version = f"{settings.run}:{counters.epoch}", counters.version
+        try:
+            key = keys.center(run, version)
+            header = fetch_vector(self.store, key, layout, Kind.CENTER, center)
+            rule, history = (b"", b"") if entry.whole else fetch_kept(self.store, run, version)
+            history = history and history_of(history)
+        except StoreUnavailableError:
+            if self.master_fence is not None:  # it is there: nothing that was seen is to be undone
+                raise
+            return None
+        except (PayloadError, StoreError, CheckpointError):
+            return None
+        if header.version != version or not np.isfinite(center).all():
+            return None
+        return Checkpoint(counters, center, history, rule_state=rule, records=entry.records)

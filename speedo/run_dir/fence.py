@@ -2,7 +2,8 @@
 
 The directory holds the fencing `epoch` of the master that owns the run. A resume raises it. A master that finds
 another epoch there than its own has been replaced and must not write any more, nor delete anything: what is there is
-its successor's. A master that cannot read the epoch does not know whether it is, and must not write either.
+its successor's. A master that cannot read the epoch does not know whether it is, and must not write either. Where a
+standby on another machine may follow, the directory there is another one, and the epoch of the run's Redis counts too.
 """
 
 from __future__ import annotations
@@ -105,20 +106,35 @@ def claim(run_dir: Path) -> int:
 
 
 class Fence:
-    """Checks that no other master has taken over the run since `epoch`."""
+    """Checks that no other master has taken over the run since `epoch`.
 
-    def __init__(self, run_dir: Path, epoch: int, clock: Callable[[], float]) -> None:
+    `elsewhere` raises `FencedError` if one on another machine has. It is asked by `require` alone: what a merge
+    publishes there depends on it by itself.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        epoch: int,
+        clock: Callable[[], float],
+        elsewhere: Callable[[], None] = lambda: None,
+    ) -> None:
         self._run_dir, self._epoch, self._clock = run_dir, epoch, clock
+        self._elsewhere = elsewhere
         self._next = clock()
 
     def check(self) -> None:
         """As `require`, but only at intervals: cheap enough for every merge."""
         if self._clock() >= self._next:
-            self.require()
+            self._require_here()
             self._next = self._clock() + FENCE_S
 
     def require(self) -> None:
         """Raises `FencedError` if another master has claimed the run, or that cannot be known."""
+        self._require_here()
+        self._elsewhere()
+
+    def _require_here(self) -> None:
         try:
             present = epoch_of(self._run_dir)
         except CheckpointError as error:

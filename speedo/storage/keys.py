@@ -104,6 +104,21 @@ def probe(run: str) -> str:
     return f"speedo:{run}:probe"
 
 
+def epoch(run: str) -> str:
+    """The epoch of the run's master: what may be written by one that has a lease depends on it."""
+    return f"speedo:{run}:epoch"
+
+
+def lease(run: str) -> str:
+    """Who has the run at present; it expires."""
+    return f"speedo:{run}:lease"
+
+
+def journal(run: str) -> str:
+    """The journal's entry for the newest version that can be seen."""
+    return f"speedo:{run}:journal"
+
+
 def pattern(prefix: str) -> str:
     """Redis's glob pattern for the keys that begin with `prefix`, in which its special characters are escaped."""
     return "".join(f"\\{c}" if c in "*?[]^\\" else c for c in prefix) + "*"

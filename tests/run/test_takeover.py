@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
+from speedo.errors import StoreUnavailableError
 from speedo.exchange.transfer import put_state, put_vector
 from speedo.exchange.vector import Layout
-from speedo.master.journal import Journal
+from speedo.master.journal import Journal, JournalFile, JournalInStore, JournalPlace
 from speedo.messages import Kind, Merge, Part
 from speedo.run.settings import Near, RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, write_checkpoint
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
+from speedo.storage.lease import MasterFence, MasterLease
 from speedo.storage.memory_store import MemoryStore
 
 ENGINE = QuadraticEngine(4)
@@ -32,7 +34,7 @@ def counters(version: int, epoch: int = 1, layout: Layout = LAYOUT) -> Counters:
 class Former:
     """What a master of epoch 1 has left at versions 4 and 5, of which both are in the store."""
 
-    def __init__(self, folder: Path, *, whole: bool = True) -> None:
+    def __init__(self, folder: Path, *, whole: bool = True, leased: bool = False) -> None:
         self.folder, self.store = folder, MemoryStore()
         self.settings: Any = RunSettings(
             "run",
@@ -44,7 +46,16 @@ class Former:
             1.0,
             near=Near(folder=str(folder)),  # type: ignore[arg-type]
         )
-        journal = Journal(folder, 1, lambda: counters(version), whole=lambda: whole)
+        self.fence: MasterFence | None = None
+        if not leased:
+            place: JournalPlace = JournalFile(folder, 1)
+        else:
+            self.fence = MasterFence(
+                self.store, "run", MasterLease(self.store, "run").claim(least=1)
+            )
+            self.store.guard = self.fence.guard
+            place = JournalInStore(self.fence.guard)
+        journal = Journal(place, lambda: counters(version), whole=lambda: whole)
         for version in (4, 5):
             journal.merging(
                 Merge(version, version, version, 1.0, (Part(0, 1, 100 + version, 1, 0, 0.0),))
@@ -65,12 +76,14 @@ class Former:
         write_checkpoint(self.folder / CHECKPOINTS, Checkpoint(counters(version, 0), center))
 
     def taken_over(self) -> tuple[Takeover, Checkpoint | None]:
-        found = Takeover(self.store, self.folder)
+        found = Takeover(self.store, self.folder, self.fence)
         return found, found.as_checkpoint(ENGINE, self.settings, "async")
 
 
-def test_the_newest_version_and_what_is_merged_in_it(tmp_path: Path) -> None:
-    former = Former(tmp_path)
+@pytest.mark.parametrize("leased", [False, True])
+def test_the_newest_version_and_what_is_merged_in_it(tmp_path: Path, leased: bool) -> None:
+    former = Former(tmp_path, leased=leased)
+    assert bool(list(tmp_path.iterdir())) != leased, "one journal, and not two"
     found, begun = former.taken_over()
     assert begun is not None
     assert (begun.counters, begun.center.tolist()) == (counters(5), [5.0] * 4)
@@ -149,3 +162,30 @@ def test_a_journal_of_another_run_is_not_read(tmp_path: Path) -> None:
     former = Former(tmp_path)
     former.settings = replace(former.settings, run="another")
     assert former.taken_over()[1] is None
+
+
+def test_from_a_redis_that_has_lost_all_a_run_with_a_lease_goes_back_to_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    former = Former(tmp_path, leased=True)
+    former.checkpoint(2)
+    assert former.fence is not None
+    former.fence = MasterFence(MemoryStore(), "run", former.fence.guard.epoch)
+    found, begun = former.taken_over()
+    assert begun is not None
+    assert (begun.counters.version, found.newest) == (2, False)
+
+
+def test_a_redis_that_does_not_answer_is_no_reason_to_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The center is there: a checkpoint would undo what was seen."""
+    former = Former(tmp_path, leased=True)
+    former.checkpoint(2)
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailableError("no Redis answers")
+
+    monkeypatch.setattr(former.store, "read", refuse)
+    with pytest.raises(StoreUnavailableError):
+        former.taken_over()

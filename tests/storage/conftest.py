@@ -36,7 +36,8 @@ class RawClient:
     def __init__(self, server: PrivateRedis) -> None:
         rules = ("on", ">everything", "~*", "&*", "+@all")
         RedisStore(server.url).administer("ACL", "SETUSER", "tester", *rules)
-        self.redis = redis.Redis.from_url(f"redis://tester:everything@{server.address}/0")
+        self.url = f"redis://tester:everything@{server.address}/0"
+        self.redis = redis.Redis.from_url(self.url)
 
     def chunks(self, key: str) -> list[bytes]:
         return sorted(self.redis.scan_iter(match=f"{key}#*"))

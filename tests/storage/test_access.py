@@ -12,6 +12,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreAccessError, StoreError
 from speedo.storage import PrivateRedis, RedisStore, keys
+from speedo.storage.lease import MasterFence, MasterLease
 from speedo.storage.redis.users import Access
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put
@@ -257,7 +258,7 @@ def test_where_users_cannot_be_made_all_share_the_masters_url(server: PrivateRed
 def test_the_rights_that_the_documentation_asks_for_are_enough(server, raw: RawClient):
     rules = (
         "on >given ~speedo:* -@all +ping +select +get +getrange +set +unlink +persist +pexpire +multi +exec "
-        "+scan +info +acl|setuser +acl|deluser +acl|users"
+        "+scan +info +acl|setuser +acl|deluser +acl|users +watch +unwatch +pttl"
     )
     raw.redis.execute_command("ACL", "SETUSER", "given", *rules.split())
     url = f"redis://given:given@{server.address}/0"
@@ -267,6 +268,12 @@ def test_the_rights_that_the_documentation_asks_for_are_enough(server, raw: RawC
     put(own, CENTER)
     assert get(RedisStore(access.admit_worker(0, 1)), CENTER) == (b"head", bytes(BODY))
     assert access.restore() == 0
+    lease = MasterLease(RedisStore(url), "lease")
+    fence = MasterFence(RedisStore(url), "lease", lease.claim())
+    put(RedisStore(url, chunk_bytes=100, guard=fence.guard), keys.center("lease:0", 1))
+    fence.require()
+    lease.renew()
+    lease.end()
     own.delete(*own.keys("speedo:"))
     access.close()
     raw.redis.execute_command("ACL", "DELUSER", "given")

@@ -4,7 +4,8 @@ The record is a prefix of fixed length, the head, and the first chunk of the bod
 `{key}#{write id}:{number}`. Every write has a new id and stores its record last, so a reader with the record of a
 write finds only the chunks of that same write. Chunks have an expiry until their record is stored, so those of a
 killed writer disappear. Record and chunks are deleted in one transaction, so that no chunk remains if the reply is
-lost.
+lost. With a guard (`speedo.storage.conditional`) the record is stored only if the run still has this master, together
+with the journal's entry.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from speedo.errors import MissingKeyError, PayloadError, StoreError
+from speedo.errors import (
+    FencedError,
+    MissingKeyError,
+    PayloadError,
+    StoreError,
+    StoreUnavailableError,
+)
 from speedo.storage import keys
 from speedo.storage.base import Arrived
+from speedo.storage.conditional import Decide, Guard
 from speedo.storage.keys import MAX_HEAD_BYTES
+from speedo.storage.redis.conditional import queue_smalls, unwatch, watch
 from speedo.storage.redis.resp import (
     ProtocolError,
     Reply,
@@ -95,6 +104,10 @@ class Record:
         return record if ours and record.is_sound else None
 
 
+class _NotCarriedOut(Exception):
+    """A transaction whose watched keys were written before it."""
+
+
 class RedisBlobs:
     """Blobs over one stream, for one exchange; `address` is used in messages."""
 
@@ -111,16 +124,25 @@ class RedisBlobs:
         chunk_bytes: int,
         expire_ms: int | None,
         orphan_ms: int,
+        guard: Guard | None = None,
     ) -> None:
         """Chunks, then the record, which gives them its own expiry instead of `orphan_ms`."""
         stream, name = self._stream, key.encode()
+        beside = {} if guard is None else guard.beside(key)
+        if guard is not None:
+            self._require(guard, tuple(beside))
         record = Record(secrets.token_bytes(8), len(head), len(body), chunk_bytes)
         if not record.is_sound:
             raise StoreError(f"{len(body)} bytes make too many chunks of {chunk_bytes}: use longer")
         chunks = record.chunks(name)
         former = stream.ask(b"GETRANGE", name, 0, _PREFIX.size - 1) if chunks else None
         replaced = _leftovers(former, name)
-        self._write_chunks(chunks, body, _ahead(SENT_BYTES, chunk_bytes), orphan_ms)
+        try:
+            self._write_chunks(chunks, body, _ahead(SENT_BYTES, chunk_bytes), orphan_ms)
+        except ReplyError:
+            if guard is not None:
+                unwatch(stream)
+            raise
         reached("worker-pushing")
         stream.queue(command(b"MULTI"), command(b"GETRANGE", name, 0, _PREFIX.size - 1), replies=2)
         value = (record.pack(), head, body[: record.inline_bytes])
@@ -133,8 +155,17 @@ class RedisBlobs:
             )
         if replaced:
             stream.queue(command(b"UNLINK", *replaced))
+        others = queue_smalls(stream, beside)
         stream.queue(command(b"EXEC"))
-        former, _, *kept = self._results(3 + len(chunks) + bool(replaced))
+        try:
+            former, _, *kept = self._results(3 + len(chunks) + bool(replaced) + others)
+        except _NotCarriedOut:
+            self._unlink([chunk for chunk, _ in chunks])
+            raise StoreUnavailableError(
+                f"{self._address} has not stored {key}: another write came between"
+            ) from None
+        if guard is not None:
+            guard.written(beside)
         self._unlink_others(_leftovers(former, name), replaced)
         if any(answer != 1 for answer in kept[: len(chunks)]):
             self._unlink([name, *(chunk for chunk, _ in chunks)])
@@ -142,6 +173,15 @@ class RedisBlobs:
                 f"{self._address} lost chunks of {key} while it was written: "
                 "set its maxmemory-policy to noeviction"
             )
+
+    def _require(self, guard: Guard, beside: tuple[str, ...]) -> None:
+        """The guard allows a write now, and the next transaction depends on it."""
+        own = keys.epoch(guard.run)
+        try:
+            guard.require(watch(self._stream, (own,), beside)[own])
+        except (FencedError, StoreError):
+            unwatch(self._stream)
+            raise
 
     def read_head(self, key: str) -> tuple[bytes, int]:
         """Head, and length of the body in bytes."""
@@ -208,6 +248,26 @@ class RedisBlobs:
         found = zip(names, formers, strict=False)  # the last is how many went
         self._unlink_others([c for name, former in found for c in _leftovers(former, name)], chunks)
 
+    def change(self, names: tuple[str, ...], decide: Decide) -> bool:
+        """One try of `Conditional.change`: whether it was carried out."""
+        found = watch(self._stream, names)
+        try:
+            wanted = decide(found)
+        except (FencedError, StoreError):
+            unwatch(self._stream)
+            raise
+        if not wanted:
+            unwatch(self._stream)
+            return True
+        self._stream.queue(command(b"MULTI"))
+        count = queue_smalls(self._stream, wanted)
+        self._stream.queue(command(b"EXEC"))
+        try:
+            self._results(1 + count)
+        except _NotCarriedOut:
+            return False
+        return True
+
     def page_of_keys(self, cursor: bytes, prefix: str) -> tuple[bytes, list[str]]:
         """The next cursor (`b"0"` after the last page) and some keys; one may come twice."""
         matching = keys.pattern(prefix).encode()
@@ -266,7 +326,10 @@ class RedisBlobs:
             self._stream.ask(b"UNLINK", *names)
 
     def _results(self, before: int) -> list[Reply]:
-        """The results of a transaction, after the `before` replies of MULTI and what was queued."""
+        """The results of a transaction, after the `before` replies of MULTI and what was queued.
+
+        Raises `_NotCarriedOut`.
+        """
         refused: ReplyError | None = None
         answers: Reply = None
         for _ in range(before + 1):
@@ -276,6 +339,8 @@ class RedisBlobs:
                 refused = refused or error
         if refused is not None:
             raise refused
+        if answers is None:
+            raise _NotCarriedOut
         if not isinstance(answers, list) or not answers:
             raise ProtocolError("a transaction answered with something else than its results")
         for answer in answers:

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 import redis
 import redis.connection
 
-from speedo.errors import StoreError, StoreTimeoutError
+from speedo.errors import StoreError, StoreTimeoutError, StoreUnavailableError
 from speedo.storage.base import Arrived, View
+from speedo.storage.conditional import Decide, Guard
 from speedo.storage.keys import check_blob
 from speedo.storage.redis.blobs import PAGE_KEYS, RedisBlobs
 from speedo.storage.redis.certificate import trusting
@@ -41,6 +42,7 @@ MAX_CHUNK_BYTES: Final = 256 << 20
 SLOWEST_BYTES_PER_S: Final = 4e6
 """A call may take its timeout and its bytes' time at this rate, a third of a 100 Mbit/s link."""
 _ORPHAN_S: Final = 60.0
+_TRIES: Final = 10
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -53,7 +55,7 @@ class RedisStore:
     show a certificate for its host that this CA signed; no other CA is trusted.
 
     Every call may be repeated: each write uses new chunks, and its record replaces the former one, whose chunks are
-    then deleted.
+    then deleted. With a `guard` each write depends on the run's epoch; it raises `FencedError`.
     """
 
     is_one_memory: Final = False
@@ -65,13 +67,14 @@ class RedisStore:
         timeout_s: float = 5.0,
         chunk_bytes: int | None = None,
         ca_pem: str = "",
+        guard: Guard | None = None,
     ) -> None:
         if not 0 < timeout_s < math.inf:
             raise StoreError(f"the store's timeout is {timeout_s} s: use a number above 0")
         if chunk_bytes is not None and not 0 < chunk_bytes <= MAX_CHUNK_BYTES:
             raise StoreError(f"chunks of {chunk_bytes} bytes: use 1 to {MAX_CHUNK_BYTES}")
         self._timeout_s = timeout_s
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes, self._guard = chunk_bytes, guard
         self._options = _parse(url)
         if ca_pem and url.startswith("rediss:"):
             self._options |= {"connection_class": _PinnedConnection, "ca_pem": ca_pem}
@@ -117,6 +120,7 @@ class RedisStore:
                 or (RECORD_BYTES if len(body) <= RECORD_BYTES else CHUNK_BYTES),
                 expire_ms=None if expire_s is None else max(1, math.ceil(1000 * expire_s)),
                 orphan_ms=math.ceil(1000 * orphan_s),
+                guard=self._guard,
             )
 
     def read_head(self, key: str) -> tuple[bytes, int]:
@@ -150,6 +154,14 @@ class RedisStore:
             found.update(names)
             if cursor == b"0":
                 return sorted(found)
+
+    def change(self, names: tuple[str, ...], decide: Decide) -> None:
+        """See `Conditional.change`; two round trips if nobody else changes them."""
+        for _ in range(_TRIES):
+            with self._talk(f"changing {names[0]}") as stream:
+                if RedisBlobs(stream, self.address).change(names, decide):
+                    return
+        raise StoreUnavailableError(f"others change {names[0]} in {self.address} all the time")
 
     def ping(self) -> None:
         """See `Store.ping`."""

@@ -1,0 +1,615 @@
+"""The lease of a run and what is written under its epoch: the same in Redis and in the simulator's store."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from speedo.errors import FencedError, MissingKeyError, StoreError, StoreUnavailableError
+from speedo.run import kept_lease as kept_module
+from speedo.run.kept_lease import KeptLease
+from speedo.storage import MemoryStore, PrivateRedis, RedisStore, keys
+from speedo.storage import lease as module
+from speedo.storage.conditional import Guard, Small, look_at
+from speedo.storage.lease import LEASE_S, MasterFence, MasterLease
+from speedo.storage.retrying_store import RetryingStore
+from tests.storage.conftest import RawClient, get, put
+from tests.support.commands import wait_until
+
+AnyStore = MemoryStore | RedisStore
+_runs = itertools.count()
+
+
+@dataclass
+class Bench:
+    """`connect` makes a connection to the same store, with a guard for a master."""
+
+    connect: Callable[[Guard | None], AnyStore]
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    run: str = field(default_factory=lambda: f"lease{next(_runs)}")
+
+    def lease(self, address: str = "") -> MasterLease:
+        return MasterLease(self.connect(None), self.run, address, clock=self.clock)
+
+    def fence(self, epoch: int) -> MasterFence:
+        return MasterFence(self.connect(None), self.run, epoch, clock=self.clock, sleep=self.sleep)
+
+    def store(self, fence: MasterFence) -> AnyStore:
+        """That of the master of this fence."""
+        return self.connect(fence.guard)
+
+    def publish(self, fence: MasterFence, version: int, nbytes: int = 10) -> None:
+        fence.guard.entry = b"entry %d" % version
+        put(self.store(fence), self.center(fence, version), b"x" * nbytes)
+
+    def center(self, fence: MasterFence, version: int) -> str:
+        return keys.center(f"{self.run}:{fence.guard.epoch}", version)
+
+    def expire(self) -> None:
+        """The lease expires."""
+        name = keys.lease(self.run)
+        self.connect(None).change((name,), lambda _: {name: None})
+
+    def forget(self) -> None:
+        """The store has lost all that it had of this run."""
+        names = keys.epoch(self.run), keys.lease(self.run), keys.journal(self.run)
+        self.connect(None).change(names, lambda _: dict.fromkeys(names))
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == "memory":
+        now = [100.0]
+
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+        server = MemoryStore(clock=lambda: now[0])
+        yield Bench(server.for_master, lambda: now[0], sleep)
+        return
+    raw: RawClient = request.getfixturevalue("raw")
+    url = raw.url
+    opened: list[RedisStore] = []
+
+    def connect(guard: Guard | None) -> RedisStore:
+        opened.append(RedisStore(url, chunk_bytes=100, timeout_s=5.0, guard=guard))
+        return opened[-1]
+
+    yield Bench(connect, time.monotonic, time.sleep)
+    for one in opened:
+        one.close()
+    raw.redis.flushall()
+
+
+def quick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Leases that last as long as this, where time is real."""
+    seconds = LEASE_S if isinstance(bench.connect(None), MemoryStore) else 0.3
+    monkeypatch.setattr(module, "LEASE_S", seconds)
+    return seconds
+
+
+def test_the_first_gets_the_lease_and_others_are_told_who_has_it(bench: Bench) -> None:
+    assert bench.lease().holder().epoch == -1
+    first = bench.lease("10.0.0.1:6650")
+    assert (first.claim(least=3), first.epoch) == (3, 3)
+    with pytest.raises(FencedError, match=r"epoch 3 at 10\.0\.0\.1:6650, whose lease lasts \d s"):
+        bench.lease().claim()
+    with pytest.raises(FencedError, match="has a master"):
+        bench.lease().claim(3)
+    holder = bench.lease().holder()
+    assert (holder.epoch, holder.address) == (3, "10.0.0.1:6650")
+    assert not holder.is_expired
+    assert 0 < holder.left_s <= LEASE_S
+
+
+def test_one_standby_takes_over_once_the_lease_has_expired(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lasts = quick(bench, monkeypatch)
+    first, second, third = (bench.lease() for _ in range(3))
+    first.claim()
+    for _ in range(3):
+        bench.sleep(0.6 * lasts)
+        first.renew()
+    assert not second.holder().is_expired
+    bench.sleep(1.1 * lasts)
+    assert second.holder().is_expired
+    assert second.claim(0) == 1
+    for other in (third, first):
+        with pytest.raises(FencedError, match="epoch is 1, that of the one to follow 0"):
+            other.claim(0)
+    with pytest.raises(FencedError, match=r"its epoch is 1, ours 0"):
+        first.renew()
+    with pytest.raises(FencedError, match="its epoch is 1, ours 0"):
+        first.end()
+    second.renew()
+    assert bench.lease().holder().epoch == 1
+
+
+def test_a_command_follows_its_own_master_at_once(bench: Bench) -> None:
+    own = bench.lease()
+    own.claim()
+    former = bench.fence(0)
+    bench.publish(former, 1)
+    assert own.claim(0, ours=True) == 1
+    with pytest.raises(FencedError):
+        bench.publish(former, 2)
+    own.renew()
+
+
+@pytest.mark.parametrize("nbytes", [10, 1000])
+def test_who_was_replaced_writes_nothing(bench: Bench, nbytes: int) -> None:
+    bench.lease().claim()
+    first, second = bench.fence(0), bench.fence(1)
+    bench.publish(first, 1, nbytes)
+    assert second.entry() == b"entry 1"
+    bench.expire()
+    assert bench.lease().claim(0) == 1
+    with pytest.raises(FencedError, match=r"taken this run over \(its epoch is 1, ours 0\)"):
+        bench.publish(first, 2, nbytes)
+    with pytest.raises(FencedError):
+        first.require()
+    store = bench.connect(None)
+    assert store.keys(f"speedo:{bench.run}:0:") == [bench.center(first, 1)]
+    assert second.entry() == b"entry 1"
+    bench.publish(second, 2, nbytes)
+    second.require()
+    assert second.entry() == b"entry 2"
+    assert get(store, bench.center(second, 2)) == (b"head", b"x" * nbytes)
+
+
+@pytest.mark.parametrize("nbytes", [10, 1000])
+def test_a_takeover_in_the_middle_of_a_write_lets_nothing_of_it_through(
+    bench: Bench, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the epoch and the write that depends on it."""
+    bench.lease().claim()
+    first, taken = bench.fence(0), threading.Event()
+    allowed = Guard.require
+
+    def take_over(guard: Guard, value: Small | None) -> None:
+        allowed(guard, value)
+        if not taken.is_set():
+            taken.set()
+            bench.expire()
+            assert bench.lease().claim(0) == 1
+
+    monkeypatch.setattr(Guard, "require", take_over)
+    with pytest.raises(StoreUnavailableError, match="another write came between"):
+        bench.publish(first, 1, nbytes)
+    patient = RetryingStore(bench.store(first), patience_s=5.0)
+    with pytest.raises(FencedError):
+        put(patient, bench.center(first, 1), b"x" * nbytes)
+    store = bench.connect(None)
+    assert store.keys(f"speedo:{bench.run}:0:") == []
+    assert bench.fence(1).entry() == b""
+    if isinstance(store, RedisStore):
+        with pytest.raises(FencedError):
+            bench.publish(first, 1, nbytes)
+        assert store.administer("KEYS", f"speedo:{bench.run}*#*") == []
+
+
+def test_the_end_is_known_to_who_waits_and_nobody_takes_over(bench: Bench) -> None:
+    first, waiting = bench.lease(), bench.lease()
+    first.claim()
+    bench.publish(bench.fence(0), 1)
+    first.end()
+    first.end()  # as if the answer had been lost
+    bench.fence(0).require()  # it may still clean up
+    holder = waiting.holder()
+    assert (holder.is_over, holder.is_expired) == (True, False)
+    assert bench.fence(0).entry() == b""
+    with pytest.raises(FencedError, match="the run is over"):
+        waiting.claim(0)
+    assert bench.lease().claim() == 1  # a person continues it
+
+
+def test_who_hands_over_makes_nobody_wait(bench: Bench) -> None:
+    first, waiting = bench.lease(), bench.lease()
+    first.claim()
+    bench.publish(bench.fence(0), 1)
+    first.end(over=False)
+    assert waiting.holder().is_expired
+    assert waiting.claim(0) == 1
+    assert bench.fence(1).entry() == b"entry 1"
+
+
+def test_a_claim_whose_answer_was_lost_is_known_again(bench: Bench) -> None:
+    first = bench.lease()
+    first.claim()
+    assert first.claim() == 0
+    bench.expire()
+    second = bench.lease()
+    assert second.claim(0) == 1
+    assert second.claim(0) == 1
+    assert second.claim(1, ours=True) == 2
+    assert second.claim(1, ours=True) == 2
+
+
+def test_a_store_that_has_lost_all_is_no_reason_to_take_over(bench: Bench) -> None:
+    first, waiting = bench.lease("here:1"), bench.lease()
+    first.claim(least=4)
+    fence = bench.fence(4)
+    bench.forget()
+    with pytest.raises(FencedError, match="has lost the lease of this run"):
+        waiting.claim(4)
+    with pytest.raises(StoreUnavailableError, match="waits until the master's command has written"):
+        bench.publish(fence, 1)
+    first.renew()
+    assert (waiting.holder().epoch, waiting.holder().address) == (4, "here:1")
+    bench.publish(fence, 1)
+
+
+def test_a_lease_that_has_run_out_and_is_lost_is_not_written_again_where_there_is_a_standby(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby may have had the run meanwhile."""
+    lasts = quick(bench, monkeypatch)
+    first = bench.lease()
+    first.claim()
+    bench.sleep(1.1 * lasts)
+    bench.forget()
+    first.renew()  # nobody else can have it
+    first.has_standby = True
+    bench.forget()
+    first.renew()
+    bench.sleep(1.1 * lasts)
+    bench.forget()
+    with pytest.raises(FencedError, match="lost the epoch of this run, and this master's lease"):
+        first.renew()
+    assert bench.lease().holder().epoch == -1
+
+
+def test_a_higher_epoch_is_written_over_a_lower_one_that_came_back(bench: Bench) -> None:
+    """As of a Redis that was restarted with the data of an hour ago."""
+    first, second = bench.lease(), bench.lease()
+    first.claim()
+    bench.expire()
+    second.claim(0)
+    bench.forget()
+    first.renew()
+    second.renew()
+    with pytest.raises(FencedError):
+        first.renew()
+
+
+def test_a_master_that_cannot_ask_writes_nothing_once_there_is_a_standby(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.lease().claim()
+    fence = bench.fence(0)
+    began = bench.clock()
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailableError("no Redis answers")
+
+    monkeypatch.setattr(type(fence._store), "change", refuse)
+    monkeypatch.setattr(module, "LEASE_S", 0.2)
+    monkeypatch.setattr(module, "RENEW_S", 0.1)
+    fence.require()
+    fence.has_standby = True
+    with pytest.raises(FencedError, match="no Redis answers; so it is not known which master"):
+        fence.require()
+    assert bench.clock() - began < 5.0
+
+
+@pytest.mark.redis
+def test_of_many_who_claim_at_once_one_gets_it(raw: RawClient) -> None:
+    for attempt in range(10):
+        run = f"race{attempt}"
+        MasterLease(RedisStore(raw.url), run).claim()
+        RedisStore(raw.url).administer("DEL", keys.lease(run))
+        got: list[int] = []
+
+        def claim(run: str = run, got: list[int] = got) -> None:
+            with suppress(FencedError):
+                got.append(MasterLease(RedisStore(raw.url), run).claim(0))
+
+        threads = [threading.Thread(target=claim) for _ in range(6)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert got == [1]
+
+
+class Both:
+    """The same calls to Redis and to the simulator's store, by three commands and the masters of all epochs."""
+
+    def __init__(self, raw: RawClient, seed: int) -> None:
+        self.benches = [
+            Bench(MemoryStore(clock=lambda: 0.0).for_master, lambda: 0.0, lambda _: None, "both"),
+            Bench(
+                lambda guard: self.connection(raw.url, guard),
+                lambda: 0.0,
+                lambda _: None,
+                f"both{seed}",
+            ),
+        ]
+        self.benches[0].run = f"both{seed}"
+        self.connections: list[RedisStore] = []
+        self.leases = [[bench.lease(f"at{n}") for n in range(3)] for bench in self.benches]
+
+        self.masters = {
+            (far, epoch): (fence, bench.store(fence))
+            for far, bench in enumerate(self.benches)
+            for epoch in range(4)
+            for fence in [bench.fence(epoch)]
+        }
+
+    def publish(self, bench: Bench, epoch: int, version: int, nbytes: int) -> None:
+        fence, store = self.masters[bench is self.benches[1], epoch]
+        fence.guard.entry = b"entry %d" % version
+        put(store, bench.center(fence, version), b"x" * nbytes)
+
+    def connection(self, url: str, guard: Guard | None) -> RedisStore:
+        self.connections.append(RedisStore(url, chunk_bytes=100, guard=guard))
+        return self.connections[-1]
+
+    def answers(self, call: Callable[[Bench, list[MasterLease]], object]) -> list[object]:
+        found = []
+        for bench, leases in zip(self.benches, self.leases, strict=True):
+            try:
+                found.append(call(bench, leases))
+            except (FencedError, StoreError, AssertionError) as error:
+                found.append(type(error))
+        return found
+
+
+@pytest.mark.redis
+def test_any_sequence_of_calls_has_the_same_answers_in_redis_and_in_the_simulators_store(
+    raw: RawClient,
+) -> None:
+    fenced = 0
+    for seed in range(20):
+        chance, both = random.Random(f"lease {seed}"), Both(raw, seed)
+        for step in range(25):
+            who, epoch, version = chance.randrange(3), chance.randrange(4), 10 * step
+            after = chance.choice((None, 0, 1, 2, 3))
+            ours, over, size = chance.random() < 0.3, chance.random() < 0.3, chance.choice((5, 500))
+            call = chance.choice(
+                ("claim", "claim", "renew", "end", "expire", "forget", "publish", "publish")
+            )
+            if call == "forget" and chance.random() < 0.7:
+                call = "publish"
+
+            def do(
+                bench: Bench,
+                leases: list[MasterLease],
+                call: str = call,
+                who: int = who,
+                epoch: int = epoch,
+                version: int = version,
+                after: int | None = after,
+                ours: bool = ours,
+                over: bool = over,
+                size: int = size,
+                both: Both = both,
+            ) -> object:
+                if call == "claim":
+                    return leases[who].claim(after, ours=ours)
+                if call == "renew":
+                    return leases[who].renew()
+                if call == "end":
+                    return leases[who].end(over=over)
+                if call == "publish":
+                    return both.publish(bench, epoch, version, size)
+                return bench.expire() if call == "expire" else bench.forget()
+
+            one, other = both.answers(do)
+            assert one == other, (seed, step, call)
+            fenced += one is FencedError
+
+            def look(bench: Bench, leases: list[MasterLease], both: Both = both) -> object:
+                holder = leases[0].holder()
+                said = holder.epoch, holder.address, holder.is_over, holder.left_s > 0
+                fence, store = both.masters[bench is both.benches[1], 0]
+                return said, fence.entry(), store.keys(f"speedo:{bench.run}:0:")
+
+            one, other = both.answers(look)
+            assert one == other, (seed, step, call)
+        for connection in both.connections:
+            connection.close()
+    assert fenced > 50
+    raw.redis.flushall()
+
+
+class Holding:
+    """Between a client and Redis: the first transaction waits here, with all that follows on its connection."""
+
+    def __init__(self, server: PrivateRedis) -> None:
+        host, port = server.address.split(":")
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.holds, self.let_go, self.gone = threading.Event(), threading.Event(), threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server)
+                for ends in ((client, server, True), (server, client, False)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if asks and b"MULTI\r\n" in data and not self.holds.is_set():
+                    self.holds.set()
+                    self.let_go.wait(30)
+                elif not asks and self.let_go.is_set():
+                    self.gone.set()
+                sink.sendall(data)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.redis
+def test_a_write_that_arrives_late_does_not_undo_what_followed_it(
+    server: PrivateRedis, raw: RawClient
+) -> None:
+    """The client has given it up, and written it again by another connection; a version later the first one arrives."""
+    between = Holding(server)
+    MasterLease(RedisStore(raw.url), "late").claim()
+    fence = MasterFence(RedisStore(raw.url), "late", 0)
+    url = raw.url.replace(server.address, between.address)
+    store = RetryingStore(RedisStore(url, timeout_s=0.5, guard=fence.guard), patience_s=20)
+    for version in (1, 2):
+        fence.guard.entry = b"entry %d" % version
+        put(store, keys.center("late:0", version))
+    assert between.holds.is_set()
+    assert fence.entry() == b"entry 2"
+    between.let_go.set()
+    assert between.gone.wait(10)
+    assert fence.entry() == b"entry 2"
+    between.close()
+
+
+def has_expired(lease: MasterLease) -> bool:
+    return lease.holder().is_expired
+
+
+HOLDER = """
+import sys
+import speedo.storage.lease as lease
+import speedo.run.kept_lease as kept
+lease.LEASE_S, kept.RENEW_S = 0.6, 0.1
+from speedo.errors import FencedError
+from speedo.storage import RedisStore, keys
+from speedo.storage.retrying_store import RetryingStore
+url, run = sys.argv[1:]
+own = lease.MasterLease(RedisStore(url, timeout_s=5), run)
+epoch = own.claim()
+held = kept.KeptLease(own, print)
+held.told_of_standby()
+fence = lease.MasterFence(RedisStore(url), run, epoch)
+store = RetryingStore(RedisStore(url, chunk_bytes=100, guard=fence.guard), patience_s=20)
+version = 0
+try:
+    while True:
+        version += 1
+        fence.guard.entry = b"%d" % version
+        store.write(keys.center(f"{run}:{epoch}", version), b"", memoryview(b"x" * 500))
+        print(version, flush=True)
+        held.check()
+except FencedError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.redis
+def test_a_holder_that_is_stopped_anywhere_loses_the_run_and_writes_nothing_when_it_wakes(
+    raw: RawClient,
+) -> None:
+    chance = random.Random(1)
+    for attempt in range(4):
+        run = f"stopped{attempt}"
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLDER, raw.url, run], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "1\n"
+            time.sleep(chance.random() * 0.2)
+            os.kill(process.pid, signal.SIGSTOP)
+            waiting = MasterLease(RedisStore(raw.url), run)
+            wait_until(partial(has_expired, waiting), 20)
+            assert waiting.claim(0) == 1
+            fence = MasterFence(RedisStore(raw.url), run, 1)
+            before = fence.entry(), sorted(raw.redis.keys(f"speedo:{run}:0:*"))
+            os.kill(process.pid, signal.SIGCONT)
+            said, _ = process.communicate(timeout=30)
+            assert "another master has taken this run over (its epoch is 1, ours 0)" in said
+            after = (
+                fence.entry(),
+                [key for key in sorted(raw.redis.keys(f"speedo:{run}:0:*")) if b"#" not in key],
+            )
+            assert after == (before[0], [key for key in before[1] if b"#" not in key])
+
+
+@pytest.mark.redis
+def test_a_redis_that_is_restarted_empty_gets_lease_and_epoch_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_module, "RENEW_S", 0.1)
+    with PrivateRedis() as server:
+        raw = RawClient(server)
+        RedisStore(server.url).administer("ACL", "SAVE")
+        own = MasterLease(RedisStore(raw.url, timeout_s=1.0), "run", "here:1")
+        own.claim(least=2)
+        notes: list[str] = []
+        held = KeptLease(own, notes.append)
+        fence = MasterFence(RedisStore(raw.url), "run", 2)
+        store = RetryingStore(RedisStore(raw.url, guard=fence.guard), patience_s=30)
+        put(store, keys.center("run:2", 1))
+        os.kill(server.process_id, signal.SIGKILL)
+        fence.guard.entry = b"entry 2"
+        put(store, keys.center("run:2", 2))
+        assert store.outages == 1
+        held.check()
+        holder = MasterLease(RedisStore(raw.url), "run").holder()
+        assert (holder.epoch, holder.address) == (2, "here:1")
+        assert fence.entry() == b"entry 2"
+        held.end(over=True)
+        assert MasterLease(RedisStore(raw.url), "run").holder().is_over
+        assert all("lease" in one for one in notes)
+
+
+@pytest.mark.redis
+def test_a_command_that_hangs_loses_its_lease(
+    raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_module, "RENEW_S", 0.05)
+    monkeypatch.setattr(kept_module, "SILENT_S", 0.5)
+    monkeypatch.setattr(module, "LEASE_S", 0.5)
+    own = MasterLease(RedisStore(raw.url), "hangs")
+    own.claim()
+    held = KeptLease(own, print)
+    waiting = MasterLease(RedisStore(raw.url), "hangs")
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        held.check()
+        time.sleep(0.05)
+    assert not waiting.holder().is_expired
+    wait_until(lambda: waiting.holder().is_expired, 20)
+    assert waiting.claim(0) == 1
+
+    def is_told() -> bool:
+        try:
+            held.check()
+        except FencedError:
+            return True
+        return False
+
+    wait_until(is_told, 20)
+    raw.redis.flushall()
+
+
+@pytest.mark.redis
+def test_small_values_last_as_long_as_they_are_to(raw: RawClient) -> None:
+    store = RedisStore(raw.url)
+    store.change(("speedo:a",), lambda _: {"speedo:a": Small(b"1"), "speedo:b": Small(b"2", 0.1)})
+    found = look_at(store, ("speedo:a", "speedo:b", "speedo:c"))
+    assert found["speedo:a"] == Small(b"1")
+    assert found["speedo:c"] is None
+    time.sleep(0.15)
+    assert look_at(store, ("speedo:b",))["speedo:b"] is None
+    with pytest.raises(MissingKeyError):
+        store.read_head("speedo:c")
+    raw.redis.flushall()
