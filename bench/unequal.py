@@ -1,15 +1,16 @@
 """Sync where one worker has a tenth of the speed of the others: images/s against the sum of what all can do.
 
     python -m bench.unequal [--nets cifar10_full] [--ways speed even] [--workers 4] [--share 0.1] [--others 0.45]
-                            [--seconds 60] [--rounds 3]
+                            [--seconds 80] [--rounds 3]
 
 A worker is stopped and continued two hundred times a second, so that it computes for a part of the time: the last one
 for `--share` of what the others do, and these for `--others`. Four at 0.45 leave two cores time for the rest of the
 run, so that each has the speed of a machine of its own; at 1 they compete, and a share of them is no speed.
-`free` are as many processes of plain Caffe that train side by side, each alone, on a worker's equal share of the batch,
-throttled likewise; they are measured before each run and after it. `speed` and `even` are `--batch-division`.
-`settled` are the images/s after the last division, which `divided` shows, with the seconds of all; `whole` those from
-the first merge to the last. Medians, and ratios taken within a round.
+`free` are as many processes of plain Caffe that train side by side, each alone, throttled likewise: before a run on
+equal shares of the batch (`equal`), and after it on those that the run came to (`shares`), for a step of Caffe's is not
+proportional to its batch. `speed` and `even` are `--batch-division`. `settled` are the images/s after the last
+division, which `divided` shows, with the seconds of all; `whole` those from the first merge to the last. Medians, and
+ratios taken within a round.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Final
 
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
-from bench.support.figures import Measured, MeasureError, Ratio, mean_of, median_rate, paired_ratio
+from bench.support.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
 from bench.support.machine import heading, status_of
 from bench.support.processes import end_by_signals
 from bench.support.runs import START_S, cores, free_running, plain_caffe, train
@@ -37,39 +38,34 @@ from tests.support.bundled_nets import Bench
 from tests.support.throttled import throttle
 
 NETS: Final = ("cifar10_full", "lenet")
+RATES: Final = ("equal", "shares", "settled", "whole")
+RATIOS: Final = (("settled", "equal"), ("settled", "shares"), ("whole", "equal"))
 WAYS: Final = ("speed", "even")
 MANY: Final = 10_000_000  # iterations: the seconds end the run
 SETTLES_S: Final = 2.0  # after a division the workers build their nets
-FREE_S: Final = 12.0
+FREE_S: Final = 20.0
 
 
 @contextmanager
 def throttled(processes: Sequence[int], shares: Sequence[float]) -> Iterator[None]:
     """Inside the context each of the processes computes for its share of the time."""
-    over = threading.Event()
-    threads = [
-        threading.Thread(target=throttle, args=(process, share, over))
-        for process, share in zip(processes, shares, strict=True)
-        if share < 1
-    ]
-    for one in threads:
-        one.start()
+    over, slow = threading.Event(), zip(processes, shares, strict=True)
+    wanted = {process: share for process, share in slow if share < 1}
+    thread = threading.Thread(target=throttle, args=(wanted, over))
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        for one in threads:
-            one.join()
+        thread.join()
 
 
-def free(net: Bench, shares: Sequence[float], scratch: Path) -> Measured:
-    """Plain processes."""
-    size = net.batch // len(shares)
+def free(net: Bench, sizes: Sequence[int], shares: Sequence[float], scratch: Path) -> Measured:
+    """Plain processes, with batches of these sizes."""
     with ExitStack() as stack:
-        commands = [plain_caffe(net, size, FREE_S) for _ in shares]
         return free_running(
-            commands,
-            [size] * len(shares),
+            [plain_caffe(net, size, FREE_S) for size in sizes],
+            sizes,
             FREE_S,
             scratch,
             ready=lambda processes: stack.enter_context(throttled(processes, shares)),
@@ -131,7 +127,7 @@ def main() -> int:
     parser.add_argument("--workers", type=whole, default=4, metavar="N")
     parser.add_argument("--share", type=float, default=0.1, metavar="PART", help="of the others'")
     parser.add_argument("--others", type=float, default=0.45, metavar="PART", help="of the time")
-    parser.add_argument("--seconds", type=seconds, default=60.0, help="of a run")
+    parser.add_argument("--seconds", type=seconds, default=80.0, help="of a run")
     asked = parser.parse_args()
     if not (0.02 <= asked.share <= 1 and 0.1 <= asked.others <= 1) or asked.workers < 2:
         parser.error("use --share 0.02 to 1, --others 0.1 to 1, and 2 or more --workers")
@@ -139,7 +135,7 @@ def main() -> int:
     end_by_signals()
     _, say = heading("bench.unequal")
     failures = list[str]()
-    lines = [["", "free", "way", "settled", "whole", "settled / free", "whole / free", "divided"]]
+    lines = [["", "way", *RATES, *(" / ".join(pair) for pair in RATIOS), "divided"]]
     for name in asked.nets:
         found: dict[str, list[dict[str, Measured]]] = {way: [] for way in asked.ways}
         said = dict.fromkeys(asked.ways, "")
@@ -147,12 +143,10 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
                 net = Bench.make(name, Path(folder) / name)
 
-                def alone(net: Bench = net, folder: str = folder) -> Measured:
-                    return free(net, shares, Path(folder))
-
+                equal = [net.batch // asked.workers] * asked.workers
                 try:
                     say(f"{name}, round {number + 1}: free")
-                    before = alone()
+                    before = free(net, equal, shares, Path(folder))
                     for way in asked.ways:
                         say(f"{name}, round {number + 1}: {way}")
                         scratch = Path(folder) / way
@@ -163,18 +157,18 @@ def main() -> int:
                             seconds=asked.seconds, watch=throttling(shares),
                         )  # fmt: skip
                         of_run, divisions = rates(scratch / "run")
-                        after = alone()
                         both = {one: Measured(rate, {}) for one, rate in of_run.items()}
-                        found[way].append({**both, "free": mean_of([before, after])})
-                        before = after
                         said[way] = _said(divisions)
+                        sizes = _sizes(said[way]) or equal
+                        after = free(net, sizes, shares, Path(folder))
+                        found[way].append({**both, "equal": before, "shares": after})
                 except MeasureError as error:
                     failures.append(f"{name}: {error}")
         for way in asked.ways:
-            line = [f"{name}, batch {net.batch}", _whole(found[way], "free"), way]
-            line += [_whole(found[way], one) for one in ("settled", "whole")]
-            for one in ("settled", "whole"):
-                ratio = paired_ratio(found[way], one, "free")
+            line = [f"{name}, batch {net.batch}", way]
+            line += [_whole(found[way], one) for one in RATES]
+            for pair in RATIOS:
+                ratio = paired_ratio(found[way], *pair)
                 line.append("" if ratio is None else _said_of(ratio))
             lines.append([*line, said[way]])
     write = table.markdown if asked.markdown else table.text
@@ -188,6 +182,10 @@ def _said(divisions: list[tuple[float, str]]) -> str:
         return ""
     records = divisions[-1][1].partition(": ")[2].partition(" records")[0]
     return f"{records} at {', '.join(f'{at:.0f}' for at, _ in divisions)} s"
+
+
+def _sizes(said: str) -> list[int]:
+    return [int(one) for one in said.partition(" ")[0].split("+") if one]
 
 
 def _said_of(ratio: Ratio) -> str:

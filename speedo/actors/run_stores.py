@@ -9,11 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from speedo.engines.update_rules import RULES
 from speedo.errors import StoreError
 from speedo.run.config.run_config import RunConfig
 from speedo.run.open_store import this_machine
 from speedo.run.prepare import Prepared
 from speedo.run.settings import Near
+from speedo.sgd_modes.registry import needs_update, rule_class
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.server import MAX_CLIENTS, PROGRAM, PrivateRedis
 from speedo.storage.redis.store import RedisStore
@@ -45,7 +47,7 @@ def near(
     """
     path = None
     if config.same_node == "shared-memory":
-        room = room_for(config.workers, model_bytes)
+        room = room_for(config.workers, model_bytes, _kept(config))
         memory = stack.enter_context(SharedMemory(room))
         path = memory.path
         if path is None and alone:
@@ -58,6 +60,13 @@ def near(
     if path is None:
         path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path
     return Near(this_machine(), str(path or ""), socket, by_memory)
+
+
+def _kept(config: RunConfig) -> int:
+    """The most vectors that the merge rule, or the solver's update, keeps beside the center."""
+    rules = [rule_class(part) for part in config.phases or (config,)]
+    history = max(one.vectors for one in RULES.values()) if needs_update(config) else 0
+    return history + max(len(rule.vectors) for rule in rules)
 
 
 class OpenRedis(NamedTuple):

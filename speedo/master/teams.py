@@ -30,6 +30,7 @@ class Stretch:
     void: str = ""
     tests: int = 0
     result: Trained | None = None  # the leader's
+    begin_s: float = 0.0  # until the slowest member had the center
     owing: set[int] = field(default_factory=set)
     _trained: dict[int, Part] = field(default_factory=dict)
 
@@ -52,6 +53,7 @@ class Stretch:
     def take(self, part: Part, event: Trained) -> bool:
         """A member has answered; whether all have."""
         self._trained[part.worker] = part
+        self.begin_s = max(self.begin_s, event.timings.get("fetch", 0.0))
         self.owing.discard(part.worker)
         if part.worker == self.leader:
             self.result = event
@@ -132,9 +134,9 @@ class TeamUnit:
         made = max(part.steps for part in stretch.parts)  # a member may have ended it
         timings = stretch.result.timings
         publish_s, before_s = timings.get("publish", 0.0), self.begin_s
-        self.begin_s = timings.get("fetch", 0.0)
+        self.begin_s = stretch.begin_s
         self.report_s = publish_s + min(before_s, self.begin_s, MOST_TO_BEGIN_S)
-        in_rounds = sum(timings.values()) - publish_s - self.begin_s
+        in_rounds = sum(timings.values()) - publish_s - timings.get("fetch", 0.0)
         self.round_s = in_rounds / max(1, min(stretch.rounds, made))
 
 

@@ -252,7 +252,7 @@ def _journal_place(parts: RunParts) -> JournalPlace | None:
 
 def _publishing(beside: KeptState, journal: Journal) -> None:
     """A version is about to be published."""
-    beside.publishing()
+    beside.publishing()  # first: an entry of the journal may be written in one step with the version
     journal.publishing()
 
 

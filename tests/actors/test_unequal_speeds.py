@@ -40,7 +40,7 @@ def test_a_worker_at_a_tenth_of_its_speed_gets_fewer_records(
     process = speedo.start("train", str(net.solver(64)), *options)
     wait_for_line(run / "metrics.jsonl", '"version":3,', WAIT_S, process)
     over = threading.Event()
-    slow = threading.Thread(target=throttle, args=(speedo.workers()[1].pid, 0.1, over))
+    slow = threading.Thread(target=throttle, args=({speedo.workers()[1].pid: 0.1}, over))
     slow.start()
     try:
         wait_for_line(run / "metrics.jsonl", '"event":"divided"', WAIT_S, process)

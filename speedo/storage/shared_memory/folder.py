@@ -52,6 +52,9 @@ def free_in(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def room_for(workers: int, model_bytes: int) -> int:
-    """The most bytes that a run needs in shared memory: payloads, versions that are still read, and empty slots."""
-    return model_bytes * (3 * workers + 4)
+def room_for(workers: int, model_bytes: int, kept: int = 0) -> int:
+    """The most bytes that a run needs in shared memory: payloads, versions that are still read, and empty slots.
+
+    Beside each of the last versions so many vectors are `kept`.
+    """
+    return model_bytes * (3 * workers + 4 + 3 * kept)

@@ -234,9 +234,8 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     chance = random.Random(f"takeover {mode} {seed}")
     workers = chance.randint(1, 4)
     teams = mode == TEAMS
-    options: dict[str, Any] = {
-        **STATES.get(mode, {"mode": "sync" if teams else mode}), "workers": workers
-    }  # fmt: skip
+    named = {"mode": "sync" if teams else mode}
+    options: dict[str, Any] = {**STATES.get(mode, named), "workers": workers}
     options["local_steps"] = 1 if "server_gradient" in options else chance.choice((1, 1, 3))
     once = chance.random() < 0.5
     iterations, hosts = chance.randint(20, 60), chance.randint(1, 2)
