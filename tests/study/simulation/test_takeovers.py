@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from speedo.messages import (
 )
 from speedo.run.build import TICKETS_OF_AN_EPOCH
 from speedo.run.config.run_config import make_config
+from speedo.run.settings import Near, RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
@@ -268,7 +269,9 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     engine(0).read_weights(first)
     adds = mode == "async"
     witness = Witness(first.copy(), adds)
-    settings: Any = SimpleNamespace(run="line", near=SimpleNamespace(folder=str(folder)))
+    spec: Any = None  # what is trained is made here
+    near = Near(folder=str(folder))
+    settings = RunSettings("line", "1", spec, workers, (), seed, 1.0, near=near)
     epoch, often = 0, chance.choice((0.004, 0.02, 0.08))
     former: Takeover | None = None
     counters: Counters | None = None
@@ -415,6 +418,7 @@ def test_promises_hold_however_often_the_master_is_killed(
         brought += results
     with capsys.disabled():
         if RUNS >= MANY:
-            print(f"\n{mode}: {kills} kills of masters in {RUNS} runs, {brought} results brought")
+            told = f"{kills} kills of masters in {RUNS} runs, {brought} results brought"
+            print(f"\n{mode}: {told}", file=sys.stderr)
     assert kills > 2 * RUNS  # 10,000 over all modes of `make faults`
     assert brought > (0 if mode == TEAMS else RUNS // 8)
