@@ -29,6 +29,7 @@ from speedo.run.config.run_config import MASTER, make_config
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.system.standard_streams import NOBODY_READS, unread
+from speedo.watch.scores import short_scores
 
 if TYPE_CHECKING:  # what a run needs takes a second to import, and a mistake is reported before
     from speedo.run.result import RunResult
@@ -145,6 +146,10 @@ def _print(result: RunResult, accuracy: str = "not tested") -> None:
     """Print what came out, and end with the status that says it; `accuracy` where there is none."""
     if result.accuracy is not None:
         accuracy = f"test accuracy {result.accuracy:.4f}"
+    elif result.metrics and not config.own:
+        accuracy = ", ".join(
+            f"{name} {one:.4f}" for name, one in short_scores(result.metrics).items()
+        )
     if result.test_problem:
         accuracy = f"no test result: {result.test_problem}"
     if not result.complete:

@@ -42,3 +42,9 @@ def keep_freed_memory() -> None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, _MOST)
         mallopt(_TOP_PAD, _PAD_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Return what malloc holds to the system, where who maps memory without malloc finds it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

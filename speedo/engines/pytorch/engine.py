@@ -25,7 +25,7 @@ from speedo.engines.evaluation import WHOLE, Part, Share, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
-from speedo.engines.pytorch.memory import is_lack_of_memory
+from speedo.engines.pytorch.memory import free_unused_memory, is_lack_of_memory
 from speedo.engines.pytorch.micro_batch import MicroBatches, lacks_memory, micro_batches
 from speedo.engines.pytorch.model_files import matched, read_model, write_model
 from speedo.engines.pytorch.net import Net
@@ -370,6 +370,9 @@ class PytorchEngine:
             except (RuntimeError, EngineError) as error:
                 if not lacks_memory(error) or not micro.halve():
                     raise
+            # Outside of the handler: until then the error's frames hold the tensors of the pass.
+            self._parameters.clear_gradients()
+            free_unused_memory(self._device)
             self._parameters.write_statistics(before)
 
     def _apply(

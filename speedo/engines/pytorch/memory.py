@@ -1,4 +1,4 @@
-"""How a lack of memory in PyTorch is recognised."""
+"""How a lack of memory in PyTorch is recognised, and what is held unused given back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Final
 
 import torch
 
-# On a CPU PyTorch has no class for it (c10/core/impl/alloc_cpu.cpp); and what C++ itself throws.
-_ON_A_CPU: Final = ("DefaultCPUAllocator: ", "std::bad_alloc")
+from speedo.system.kept_memory import give_back_freed_memory
+
+# On a CPU PyTorch has no class for it (c10/core/impl/alloc_cpu.cpp); what C++ itself throws; and oneDNN, whose kernels
+# are made when they are first used, and which says no more.
+_ON_A_CPU: Final = ("DefaultCPUAllocator: ", "std::bad_alloc", "could not create a primitive")
 
 
 def is_lack_of_memory(error: RuntimeError) -> bool:
@@ -15,3 +18,11 @@ def is_lack_of_memory(error: RuntimeError) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return any(part in str(error) for part in _ON_A_CPU)
+
+
+def free_unused_memory(device: torch.device) -> None:
+    """Give back what the allocator of this device holds without use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        give_back_freed_memory()

@@ -57,8 +57,6 @@ class MicroBatches:
         if self.size < 2:
             return False
         self.size = -(-self.size // 2)
-        if self._net.device.type == "cuda":
-            torch.cuda.empty_cache()
         return True
 
     def loss(

@@ -182,7 +182,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 def test_parts_are_halved_until_a_step_fits_a_limit_that_the_whole_batch_exceeds() -> None:
     """Each of the four values between the layers takes 32 MiB of a whole batch, and its gradient as much."""
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, str(100 << 20)], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", CHILD, str(72 << 20)], cwd=ROOT, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
     assert "answer" in child.stdout, child.stderr[-2000:]
