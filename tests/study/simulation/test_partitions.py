@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +31,7 @@ from speedo.master.turn_records import TurnRecords
 from speedo.messages import Event, Merge, Records, Refused, Train, Trained
 from speedo.run.build import TICKETS_OF_AN_EPOCH
 from speedo.run.config.run_config import make_config
+from speedo.run.settings import RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
@@ -278,7 +278,8 @@ class MasterProcess(Process):
         fence.has_standby = True
         link = Link(run.server, self, TIMEOUT_S, fence.guard, run.published.stored)
         store = RetryingStore(link, patience_s=PATIENCE_S, clock=self.clock, sleep=self.sleep)
-        settings: Any = SimpleNamespace(run=RUN, near=SimpleNamespace(folder=""))
+        spec: Any = None  # what is trained is made here
+        settings = RunSettings(RUN, "1", spec, run.workers, (), run.seed, TIMEOUT_S)
         former = Takeover(store, run.folder, fence)
         begun = former.as_checkpoint(run.engine(0), settings, run.mode)
         counters = None if begun is None else begun.counters

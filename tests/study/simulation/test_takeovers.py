@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from speedo.messages import (
 )
 from speedo.run.build import TICKETS_OF_AN_EPOCH
 from speedo.run.config.run_config import make_config
+from speedo.run.settings import Near, RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
@@ -249,7 +249,9 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     engine(0).read_weights(first)
     adds = mode == "async"
     witness = Witness(first.copy(), adds)
-    settings: Any = SimpleNamespace(run="line", near=SimpleNamespace(folder=str(folder)))
+    spec: Any = None  # what is trained is made here
+    near = Near(folder=str(folder))
+    settings = RunSettings("line", "1", spec, workers, (), seed, 1.0, near=near)
     epoch, often = 0, chance.choice((0.004, 0.02, 0.08))
     former: Takeover | None = None
     counters: Counters | None = None
