@@ -131,6 +131,11 @@ class Attempt:
         if self.epoch is not None:
             Fence(run_dir, self.epoch, time.monotonic).require()
 
+    @property
+    def tries_token(self) -> bool:
+        """Whether no attempt of this command has seen yet that Ray wants the token."""
+        return self.followed is not None or not self.causes
+
     def trains(self) -> None:
         """From now on the run counts as begun."""
         self.since = time.monotonic()

@@ -144,8 +144,9 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         assert servers.head is not None
         fleet = Fleet(prepared, watch.note, hosts=True, gone=servers.head.dead)
         stack.callback(fleet.end)
-        if not attempt.causes and not is_loopback(resolved(config.host)):
-            servers.head.require_token()  # the Ray of a restart is the same
+        # The Ray of a restart is the same; that of a standby has not been tried.
+        if attempt.tries_token and not is_loopback(resolved(config.host)):
+            servers.head.require_token()
         master = _master_of(servers, attempt, watch, takes_hosts=True)
         master.begin()
         address = f"{config.host}:{config.port}"

@@ -63,12 +63,14 @@ class Pair:
         self.run.has_begun()
 
     def followed(self, name: str = "standby") -> Standby:
-        """A standby that has followed for some versions."""
+        """A standby that has followed for some checkpoints."""
         run, standby = self.run, Standby(self.speedo, self.mode, self.spare, self.chief, name)
         before = run.log().count(f"a standby at {self.spare.address}:56126 follows")
         standby.wait_for(lambda: run.log().count("follows this run") > before)
         standby.wait_for(lambda: standby.version > 0)
-        run.goes_on()
+        # Its address is with the hosts: they hear the status twice a second, and a checkpoint comes each second.
+        there = len(run.lines("checkpoint"))
+        standby.wait_for(lambda: len(run.lines("checkpoint")) > there + 3)
         return standby
 
     def taken_over(self, standby: Standby, finding: Finding, since: float) -> Line:
