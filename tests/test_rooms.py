@@ -113,7 +113,7 @@ def test_no_child_looks_for_modules_in_the_working_directory() -> None:
         for name, source in SOURCES.items()
         for safe in re.findall(r'sys\.executable,\s*("-P",\s*)?"-m"', source)
     ]
-    assert len(started) == 12
+    assert len(started) == 13
     assert [name for name, safe in started if not safe] == []
 
 

@@ -139,14 +139,17 @@ def run_with(
         else:
             result = (launch.train if config.ray is None else launch.train_on_ray)(config, watch)
     untested = "no test net" if config.final_test else "not tested at the end"
-    _print(result, "trained" if config.own else untested)
+    _print(result, "trained" if config.own else untested, scores=not config.own)
 
 
-def _print(result: RunResult, accuracy: str = "not tested") -> None:
-    """Print what came out, and end with the status that says it; `accuracy` where there is none."""
+def _print(result: RunResult, accuracy: str = "not tested", *, scores: bool = True) -> None:
+    """Print what came out, and end with the status that says it; `accuracy` where there is none.
+
+    Without an accuracy, the test's other outputs stand there, unless `scores` are not wanted.
+    """
     if result.accuracy is not None:
         accuracy = f"test accuracy {result.accuracy:.4f}"
-    elif result.metrics and not config.own:
+    elif result.metrics and scores:
         accuracy = ", ".join(
             f"{name} {one:.4f}" for name, one in short_scores(result.metrics).items()
         )
