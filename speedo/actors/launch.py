@@ -165,6 +165,8 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
             attempt.trains()
             with attempt.signals() as stopped:
                 result = _follow(master, servers, watch, stopped, fleet)
+            if stopped[:1] == ["SIGTERM"] and not result.complete:
+                servers.hand_over()
             result = _with_scripts_ended(result, fleet, config)
         return servers.kept_elsewhere(result)
 

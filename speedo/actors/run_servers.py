@@ -62,6 +62,19 @@ class Servers:
         if lost := self.lost():
             raise RunInterrupted(lost, way_on(self.prepared.run_dir))
 
+    def hand_over(self) -> None:
+        """Let the standby go on with the run, if there is one: raises `FencedError` then, as it is that machine's now.
+
+        Raises `StoreError` if Redis does not answer.
+        """
+        if self.mirror is None or self.lease is None or not (address := self.mirror.standby):
+            return
+        lacks = self.mirror.finish(FAREWELL_S, over=False)
+        self.lease.end(over=False)
+        raise FencedError(
+            f"SIGTERM: the standby at {address} goes on with this run{lacks and f'; {lacks}'}"
+        )
+
     def kept_elsewhere(self, result: RunResult) -> RunResult:
         """The result once the run directory is copied to `--copy-to`, and the standby has it, and knows that the run is
         over; what could not be is one of its problems."""

@@ -44,6 +44,7 @@ LOOK_S: Final = 0.2
 TOO_BUSY: Final = "timed out during startup"  # in Ray's words, of a node
 ANSWER_S: Final = 60.0
 CHILD_S: Final = 120.0
+LAPSE_S: Final = 2.0  # a lease that had more at the last look has not run out
 LAST_S: Final = 20.0  # for the files of a run that is over to come
 
 
@@ -175,6 +176,7 @@ class _Standby:
         self._lease = lease_of(settings, self._address)
         self._answered = time.monotonic()
         self._over_since: float | None = None
+        self._left_s = 0.0  # of the lease, at the last look
 
     def follow(self, stopped: list[str]) -> Followed | None:
         """The run, once this machine has its lease; None once it is over, and its files are here."""
@@ -201,7 +203,9 @@ class _Standby:
             if before and self._copy.taken == before and not said:
                 self._note("has all files of the run so far")
                 said = True
-            if holder.is_expired and (followed := self._taken_over(holder)) is not None:
+            if not holder.is_expired:
+                self._left_s = holder.left_s
+            elif (followed := self._taken_over(holder)) is not None:
                 return followed
             time.sleep(LOOK_S)
         with suppress(StoreError):
@@ -246,6 +250,8 @@ class _Standby:
         except FencedError:
             return None  # it, or another one, has renewed it meanwhile
         why = f"the master at {self._master} has not been heard of for {LEASE_S:.0f} s"
+        if self._left_s > LAPSE_S:
+            why = f"the master at {self._master} has handed the run over"
         self._note(f"warning: {why}: this machine takes over")
         kept = KeptLease(self._lease, self._note)
         self._copy.take_rest()

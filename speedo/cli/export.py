@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -54,7 +54,7 @@ shape_option: Final = click.option(
     help="Have --onnx and --torch take records before transform_param: they subtract the mean, and scale.",
 )
 @shape_option
-@options_named("data_root", "engine")
+@options_named("data_root", "ignore_unknown", "engine")
 def export(
     model: Path | None,
     net: Path | None,
@@ -65,6 +65,7 @@ def export(
     transform: bool,
     shapes: tuple[str, ...],
     data_root: Path | None,
+    ignore_unknown: bool | None,
     engine: EngineName | None,
 ) -> None:
     """Write MODEL, a .caffemodel, or the model of RUN in another form.
@@ -85,12 +86,17 @@ def export(
     given = given_shapes(shapes)
     if net is not None and run is not None:
         raise click.UsageError("give --net or --run, not both")
-    weights, net, of_run, root = _model(model, net, run)
-    with _engine(engine or of_run, data_root or root) as (choice, located, scratch):
+    weights, net, known = _model(model, net, run)
+    unknown = bool(known.get("ignore_unknown") if ignore_unknown is None else ignore_unknown)
+    of_run, root = known.get("engine"), known.get("data_root")
+    if engine is None and of_run in ("caffe", "torch") and is_installed(of_run):
+        engine = of_run
+    located = Path(root) if data_root is None and isinstance(root, str) else data_root
+    with _engine(engine, located) as (choice, located, scratch):
         wanted = Wanted(onnx, torch, deploy)
         for line in export_model(
-            weights, net, wanted,
-            shapes=given, transform=transform, data_root=located, choice=choice, scratch=scratch,
+            weights, net, wanted, shapes=given, transform=transform, data_root=located, choice=choice,
+            scratch=scratch, ignore_unknown=unknown,
         ):  # fmt: skip
             say(line)
 
@@ -106,13 +112,14 @@ def export(
     help="The prototxt that FILE was exported with.",
 )
 @shape_option
-@options_named("data_root", "engine")
+@options_named("data_root", "ignore_unknown", "engine")
 def import_(
     file: Path,
     model: Path,
     net: Path,
     shapes: tuple[str, ...],
     data_root: Path | None,
+    ignore_unknown: bool | None,
     engine: EngineName | None,
 ) -> None:
     """Write MODEL.caffemodel with the weights of FILE: an .onnx file, or a state dict of PyTorch (.pt).
@@ -129,33 +136,37 @@ def import_(
 
     given = given_shapes(shapes)
     with _engine(engine, data_root) as (choice, root, scratch):
-        say(
-            import_weights(
-                file, net, model, shapes=given, data_root=root, choice=choice, scratch=scratch
-            )
+        line = import_weights(
+            file,
+            net,
+            model,
+            shapes=given,
+            data_root=root,
+            choice=choice,
+            scratch=scratch,
+            ignore_unknown=bool(ignore_unknown),
         )
+        say(line)
 
 
 def _model(
     model: Path | None, net: Path | None, run: Path | None
-) -> tuple[Path | None, Path, EngineName | None, Path | None]:
-    """The file of weights, that of the net, and the engine and the data root of the run that they are of."""
+) -> tuple[Path | None, Path, Mapping[str, Any]]:
+    """The file of weights, that of the net, and the options of the run that they are of."""
     from speedo.study.scoring.models import models_of, options_of
 
     if model is None:
         if net is None:
             raise click.UsageError("name a model or a run, or give --net for --deploy alone")
-        return None, net, None, None
+        return None, net, {}
     weights = models_of(_run(model), snapshots=False)[0].path
     if net is not None:
-        return weights, net, None, None
+        return weights, net, {}
     of_run = options_of(_run(run or model))
-    solver, root = of_run.get("solver"), of_run.get("data_root")
+    solver = of_run.get("solver")
     if not isinstance(solver, str):
         raise click.UsageError(f"the net of {model} is not known: give --net, or the run")
-    engine = of_run.get("engine")
-    known = engine if engine in ("caffe", "torch") and is_installed(engine) else None
-    return weights, Path(solver), known, Path(root) if isinstance(root, str) else None
+    return weights, Path(solver), of_run
 
 
 def _run(named: Path) -> Path:

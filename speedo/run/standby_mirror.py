@@ -85,10 +85,15 @@ class RunMirror:
         """Begin to look for a standby."""
         self._thread.start()
 
-    def finish(self, patience_s: float, why: str = "") -> str:
+    @property
+    def standby(self) -> str:
+        """The address of the standby that follows; empty if there is none."""
+        return "" if self._follower is None else self._follower.address
+
+    def finish(self, patience_s: float, why: str = "", *, over: bool = True) -> str:
         """Send what is left, and that the run is over; returns why that was given up after so many seconds, or nothing.
 
-        A second call does nothing.
+        It goes on at the standby if it is not `over`. A second call does nothing.
         """
         if self._ends.is_set():
             return ""
@@ -101,15 +106,15 @@ class RunMirror:
                 if self._follower is None:
                     return ""
                 if not self._told_over and self._send():
-                    self._put(Parcel("over", why=why))
+                    if over:
+                        self._put(Parcel("over", why=why))
                     self._told_over = True
                 if self._told_over and not self._on_way:
                     return ""
             except (StoreError, OSError) as error:
                 problem = str(error)
             time.sleep(LOOK_S)
-        address = "" if self._follower is None else self._follower.address
-        return f"the standby at {address} has not all of the run: {problem}"
+        return f"the standby at {self.standby} has not all of the run: {problem}"
 
     def close(self) -> None:
         """Send nothing more."""

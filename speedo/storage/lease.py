@@ -103,7 +103,7 @@ class MasterLease:
                 return {self._names[1]: self._lease(claimed)}
             if after is not None:
                 self._require_claimable(term, after)
-            if lease is not None and not ours:
+            if lease is not None and lease.left_s > 0 and not ours:
                 raise FencedError(f"{self._told(term, lease)}")
             claimed = max(least, 0 if term is None else term.epoch + 1)
             return {

@@ -213,6 +213,7 @@ def value_of(parameter: click.Parameter) -> st.SearchStrategy[str | int]:
     return st.sampled_from(WORDS) | numbers
 
 
+@pytest.mark.timeout(400)  # some of the lines start processes, which takes long on a busy machine
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(line=typed())
 def test_no_number_and_no_path_ends_in_a_traceback_or_in_false_success(

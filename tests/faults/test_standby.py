@@ -73,11 +73,17 @@ class Pair:
         standby.wait_for(lambda: len(run.lines("checkpoint")) > there + 3)
         return standby
 
-    def taken_over(self, standby: Standby, finding: Finding, since: float) -> Line:
+    def taken_over(
+        self,
+        standby: Standby,
+        finding: Finding,
+        since: float,
+        cause: str = "has not been heard of",
+    ) -> Line:
         """The standby trains: its line in the log that says where it goes on."""
         standby.wait_for(lambda: standby.lines("resumed"))
         (resumed,) = standby.lines("resumed")
-        assert "has not been heard of" in resumed["cause"]
+        assert cause in resumed["cause"]
         standby.wait_for(lambda: standby.merged_after(resumed))
         finding.recovered(time.monotonic() - since)
         standby.goes_on(5)
@@ -172,3 +178,18 @@ def test_a_standby_that_is_never_needed_ends_with_the_whole_directory(
     assert [one.name for one in sorted((standby.dir / "checkpoints").iterdir())] == [
         one.name for one in sorted((run.dir / "checkpoints").iterdir())
     ]
+
+
+@row(34, "the master is told by SIGTERM; its standby goes on", ("async", "sync"))
+def test_a_master_that_is_told_to_end_hands_over(pair: Pair, mode: str, finding: Finding) -> None:
+    run = pair.run
+    standby = pair.followed()
+    since = time.monotonic()
+    run.process.terminate()
+    _, errors = run.process.communicate(timeout=HANG_S)
+    assert run.process.returncode == 3, errors
+    assert "SIGTERM: the standby at" in errors
+    assert "Traceback" not in errors
+    resumed = pair.taken_over(standby, finding, since, "has handed the run over")
+    assert resumed["version"] == run.version
+    pair.ends_and_is_whole(standby, resumed)

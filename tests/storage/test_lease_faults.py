@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
@@ -120,9 +120,13 @@ def test_a_holder_that_is_stopped_anywhere_loses_the_run_and_writes_nothing_when
     chance = random.Random(1)
     for attempt in range(4):
         run = f"stopped{attempt}"
-        with subprocess.Popen(
-            [sys.executable, "-c", HOLDER, raw.url, run], stdout=subprocess.PIPE, text=True
-        ) as process:
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", HOLDER, raw.url, run], stdout=subprocess.PIPE, text=True
+            ) as process,
+            ExitStack() as ending,
+        ):
+            ending.callback(process.kill)  # a stopped one is waited for without an end
             assert process.stdout is not None
             assert process.stdout.readline() == "1\n"
             time.sleep(chance.random() * 0.2)

@@ -6,6 +6,7 @@ Imports no Ray.
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import threading
 import time
@@ -94,6 +95,7 @@ class MasterMonitor:
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
         self._address, self._lost = address, lost
         self._closed = False
+        self._interrupted = -math.inf
         self._telling = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="master-monitor", daemon=True)
 
@@ -105,6 +107,10 @@ class MasterMonitor:
         with self._telling:
             self._closed = True
 
+    def interrupted_within(self, seconds: float) -> bool:
+        """Whether the port refused or closed a connection not longer ago: what answers there may be another master."""
+        return time.monotonic() - self._interrupted < seconds
+
     def _watch(self) -> None:
         held: socket.socket | None = None
         refused, answered = 0, time.monotonic()
@@ -114,7 +120,7 @@ class MasterMonitor:
             try:
                 fresh = connection_to(self._address, ANSWER_S)
             except ConnectionRefusedError:
-                refused += 1
+                refused, self._interrupted = refused + 1, looked
             except OSError as error:
                 refused, silent = 0, time.monotonic() - answered
                 if silent >= SILENT_S:
@@ -127,6 +133,7 @@ class MasterMonitor:
             if held is not None and _hangs_up(held, looked + BEAT_S):
                 held.close()
                 held, refused = None, refused + 1
+                self._interrupted = looked
                 time.sleep(LOOK_S)
             elif answered >= looked:
                 refused = 0

@@ -187,6 +187,8 @@ def _stay(
 
         here = replace(offer, block=block)
         ending = _follow(link, here, node, lost, wish, timeout_s, watch, addresses)
+        if isinstance(ending, Crashed) and monitor.interrupted_within(2 * UNKEPT_S):
+            ending = Lost("it was started again")
     if stopped:
         end_as(stopped[0])
     return ending

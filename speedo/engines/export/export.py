@@ -87,6 +87,7 @@ def export(
     data_root: Path | None,
     choice: EngineChoice,
     scratch: Path,
+    ignore_unknown: bool = False,
 ) -> Iterator[str]:
     """Write the files that are wanted; yields a line about each. `scratch` is for files of this export alone.
 
@@ -95,7 +96,7 @@ def export(
     """
     _check(wanted, model)
     stored = None if model is None else read_model(model)
-    source = read_source(net, data_root, choice)
+    source = read_source(net, data_root, choice, ignore_unknown)
     trials = Trials(choice, scratch, source.origin)
     records, why_none = source.records(trials, scratch)
     known = {name: array.shape for name, array in records.items()}
@@ -116,6 +117,7 @@ def export(
         ends = _ends(built.dims, deploy.inputs, built.tries[0].computed.outputs)
         lines.append(f"{wanted.deploy}: {ends}")
     _write(files)
+    yield from (f"left out: {one}" for one in source.spec.left_out)
     yield from deploy.notes
     if built.batch:
         yield f"the batch is {built.batch} and not free: {built.why}"

@@ -77,21 +77,23 @@ class Source:
             return {}, str(error).partition("\n")[0]
 
 
-def read_source(path: Path, data_root: Path | None, choice: EngineChoice) -> Source:
+def read_source(
+    path: Path, data_root: Path | None, choice: EngineChoice, ignore_unknown: bool
+) -> Source:
     """The net of this file. Raises `SolverError`."""
     path = path.absolute()
     if os.path.isdir(path) or not os.path.exists(path):
         what = "is a folder" if os.path.isdir(path) else "there is no such file"
         raise SolverError(f"{path}: {what}: give the prototxt of a net or of a solver")
-    if is_net(path):
-        spec = read_net(path, data_root, 1)
+    if is_net(path, ignore_unknown):
+        spec = read_net(path, data_root, 1, ignore_unknown)
         net = _test_net(spec)
         if not is_whole(net):
-            trained = read_net(path, data_root, 1, phase="TRAIN")
+            trained = read_net(path, data_root, 1, ignore_unknown, phase="TRAIN")
             if is_whole(_test_net(trained)):
                 spec, net = trained, _test_net(trained)
         return Source(net, spec.net_files[-1], replace(spec, engine=choice.engine))
-    overrides = SolverOverrides(cpu=True, engine=choice.engine)
+    overrides = SolverOverrides(cpu=True, engine=choice.engine, ignore_unknown=ignore_unknown)
     spec = read_solver(path, overrides=overrides, data_root=data_root)
     parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
     if not parameter.test_net_param:

@@ -31,11 +31,12 @@ def import_weights(
     data_root: Path | None,
     choice: EngineChoice,
     scratch: Path,
+    ignore_unknown: bool = False,
 ) -> str:
     """Write the `.caffemodel`; a line about it. Raises `ConfigError`, `EngineError`; then nothing is written."""
     if not model.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {model.parent}: make it first")
-    source = read_source(net, data_root, choice)
+    source = read_source(net, data_root, choice, ignore_unknown)
     trials = Trials(choice, scratch, source.origin)
     is_onnx = file.suffix == ".onnx"
     stored, notes = _from_onnx(file) if is_onnx else (trials.read_state_dict(file), {})

@@ -156,6 +156,18 @@ def test_a_deploy_net_needs_no_model_and_no_records(desk: Path) -> None:
     assert done.output == "d.prototxt: data (batch, 1, 8, 8) -> prob (batch, 4)\n"
 
 
+def test_a_field_that_no_caffe_has_is_left_out_if_asked(desk: Path) -> None:
+    net = (desk / "net.prototxt").read_text()
+    (desk / "net.prototxt").write_text(net + 'engine_of_ours: "fast"\n')
+    given = ("export", "--net", "net.prototxt", "--deploy", "d.prototxt")
+    assert "engine_of_ours" in speedo(*given).output
+    assert not (desk / "d.prototxt").exists()
+    done = speedo(*given, "--ignore-unknown")
+    assert done.exit_code == 0, done.output
+    assert "engine_of_ours" in done.output
+    assert "engine_of_ours" not in (desk / "d.prototxt").read_text()
+
+
 def test_a_net_in_the_former_format_is_exported(desk: Path) -> None:
     (desk / "old.prototxt").write_text(
         'name: "old" input: "data" input_dim: 3 input_dim: 1 input_dim: 8 input_dim: 8\n'
