@@ -60,7 +60,7 @@ def history(run: str, version: int) -> str:
 
 
 def rule_state(run: str, version: int) -> str:
-    """What the merge rule keeps of a server's range, beside its center of this version."""
+    """What the merge rule keeps beside the center, or a server's range of it, of this version."""
     return f"speedo:{run}:rule-state:{version}"
 
 

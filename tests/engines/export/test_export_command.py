@@ -20,7 +20,6 @@ from tests.engines.export.in_process import fill, in_onnx_runtime
 from tests.support.nets import BATCH_NORM, LENET, net_text, write_solver
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 
 def speedo(*words: str | Path) -> Result:

@@ -23,7 +23,6 @@ from tests.engines.export.in_process import (
 )
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 CLOSE = 1e-5
 IMAGE, ROWS = (2, 4, 9, 10), (2, 12)

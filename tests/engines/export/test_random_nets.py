@@ -18,7 +18,6 @@ from tests.engines.export.in_process import in_onnx_runtime, in_pytorch, on_torc
 from tests.support.random_nets import WIDTH, random_net
 
 pytestmark = [pytest.mark.torch]
-pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 SEEDS: Final = range(150)
 SIZES: Final = {"data": (2, 6, 6), "vector": (WIDTH,), "target": (WIDTH,)}
