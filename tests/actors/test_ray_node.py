@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ import pytest
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.kept_gcs import DEATHS, GCS, KeptGcs
 from speedo.actors.ray_node.node import Node, ray_node
-from speedo.actors.ray_node.ports import Ports
+from speedo.actors.ray_node.ports import Ports, free_port
 from speedo.actors.ray_node.private_names import MODULE, RESOLVE, START
 from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
@@ -181,6 +182,7 @@ def test_a_control_service_that_dies_is_started_again_while_actors_work_on() -> 
 
 def test_a_control_service_that_dies_again_and_again_is_lost() -> None:
     started = psutil.Popen(["sleep", "600"])
+    wait_until(started.cmdline)  # the system sets it a moment after Popen's return
     told: list[str] = []
     kept = KeptGcs(psutil.Process(started.pid), os.environ, told.append)
     node = Node("", "", "", {}, kept)
@@ -193,6 +195,32 @@ def test_a_control_service_that_dies_again_and_again_is_lost() -> None:
     wait_until(lambda: node.dead() == GCS)
     kept.close()
     assert len(told) == DEATHS
+
+
+def test_one_whose_command_is_not_known_is_lost_at_its_first_death() -> None:
+    gone = psutil.Popen(["true"])
+    process = psutil.Process(gone.pid)
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    kept = KeptGcs(process, os.environ, pytest.fail)
+    wait_until(lambda: kept.failed)
+    kept.close()
+    gone.wait()
+
+
+def test_a_port_that_was_taken_meanwhile_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Free when it is chosen, and another program's before Ray listens at it."""
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as other:
+        token, folder = clean_environment(new_token()), ray_folder(stack)
+        given = iter([other.getsockname()[1]])
+        monkeypatch.setattr(
+            "speedo.actors.ray_node.node.free_port",
+            lambda host: next(given, None) or free_port(host),
+        )
+        node = stack.enter_context(ray_node("127.0.0.1", Ports(), folder, token))
+        assert node.gcs != f"127.0.0.1:{other.getsockname()[1]}"
+        assert node.dead() is None
 
 
 def test_what_has_died_is_named() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
 
@@ -54,7 +55,10 @@ class KeptGcs:
         self, process: psutil.Process, environment: Mapping[str, str], note: Callable[[str], None]
     ) -> None:
         self.failed = False
-        self.process, self._command = process, process.cmdline()
+        self._command: list[str] = []
+        self.process = process
+        with suppress(psutil.Error):
+            self._command = process.cmdline()
         self._environment, self._note = environment, note
         self._child: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
@@ -78,7 +82,7 @@ class KeptGcs:
                 self._child.wait()
             lived = time.monotonic() - began
             deaths = 1 if lived >= HEALTHY_S else deaths + 1
-            if deaths > DEATHS:
+            if deaths > DEATHS or not self._command:
                 self.failed = True
                 return
             try:

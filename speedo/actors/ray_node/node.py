@@ -25,8 +25,13 @@ from speedo.system.background_process import start_in_background
 START_S: Final = 90.0
 LOOK_S: Final = 0.05
 TRIES: Final = 3
-# What Ray says where a machine is busy: it gives a node 30 s, and others as long for the head's to be there.
-LATE: Final = ("timed out during startup", "No node info found for head node")
+# What Ray says where a machine is busy: it gives a node 30 s, and others as long for the head's to be there; and a
+# port that was free may be another's before Ray listens at it.
+AGAIN: Final = (
+    "timed out during startup",
+    "No node info found for head node",
+    "Address already in use",
+)
 LOG: Final = "start.log"
 SERVICES: Final = (GCS, "raylet")
 # Without a dashboard its process is there nevertheless, and does nothing, but Ray waits for its start: 0.8 s of a core.
@@ -79,37 +84,23 @@ def ray_node(
 
     All its processes end with this one, however this one ends. Raises `ClusterError` if it does not start.
     """
-    port = ports.gcs or free_port(address)
     keeps = master is None and keeps_state()
     if keeps:
         environment = {**environment, **environment_for(folder)}
-    if master is None:
-        options = ["--head", f"--port={port}", "--no-monitor", *_NO_DASHBOARD]
-    else:
-        options = [f"--address={master}"]
-    for name in ("node_manager", "object_manager"):
-        if given := getattr(ports, name):
-            options.append(f"--{name.replace('_', '-')}-port={given}")
-    options += [f"--{name}={number}" for name, number in ports.agents.items()]
-    if ports.processes is not None:
-        options.append(f"--worker-port-list={','.join(map(str, ports.processes))}")
-    program = [
-        *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", *options),
-        *(f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
-        *(f"--temp-dir={folder}/{RAY_FOLDER}", "--include-log-monitor=false"),
-        *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
-    ]
     log = Path(folder, LOG)
     with kept(folder), ExitStack() as running:
         for tries_left in reversed(range(TRIES)):
+            gcs = master or f"{address}:{ports.gcs or free_port(address)}"
+            program = _program(address, gcs, ports, folder, resources, head=master is None)
             command = running.enter_context(_running(program, folder, environment))
             meanwhile()
             try:
                 said = _wait(command, log, limit_s)
                 break
-            except ClusterError as error:
+            except ClusterError:
                 running.close()
-                if not tries_left or not any(late in str(error) for late in LATE):
+                said = log.read_text(errors="replace")
+                if not tries_left or not any(cause in said for cause in AGAIN):
                     raise
             finally:
                 if words is not None:
@@ -120,7 +111,29 @@ def ray_node(
         if keeps:
             again = KeptGcs(services.pop(GCS), environment, tell)
             running.callback(again.close)
-        yield Node(address, master or f"{address}:{port}", note, services, again)
+        yield Node(address, gcs, note, services, again)
+
+
+def _program(
+    address: str, gcs: str, ports: Ports, folder: str, resources: str, *, head: bool
+) -> list[str]:
+    """The command of a node of the cluster at `gcs` (host:port)."""
+    if head:
+        options = ["--head", f"--port={gcs.rpartition(':')[2]}", "--no-monitor", *_NO_DASHBOARD]
+    else:
+        options = [f"--address={gcs}"]
+    for name in ("node_manager", "object_manager"):
+        if given := getattr(ports, name):
+            options.append(f"--{name.replace('_', '-')}-port={given}")
+    options += [f"--{name}={number}" for name, number in ports.agents.items()]
+    if ports.processes is not None:
+        options.append(f"--worker-port-list={','.join(map(str, ports.processes))}")
+    return [
+        *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", *options),
+        *(f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
+        *(f"--temp-dir={folder}/{RAY_FOLDER}", "--include-log-monitor=false"),
+        *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
+    ]
 
 
 @contextmanager
