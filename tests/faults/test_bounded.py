@@ -95,7 +95,7 @@ def test_an_old_master_leaves_its_successors_keys_alone(
             environment=environment,
         )  # fmt: skip
         worker = ("worker", "--workers", "2", "--master")
-        speedo.start(*worker, f"127.0.0.1:{ports[0]}")
+        old_host = speedo.start(*worker, f"127.0.0.1:{ports[0]}")
         run.has_begun(50)
         run.wait_for(lambda: run.lines("checkpoint"))
         old, theirs = run.process, speedo.left()
@@ -115,6 +115,8 @@ def test_an_old_master_leaves_its_successors_keys_alone(
                 process.resume()
         _, errors = old.communicate(timeout=HANG_S)
         assert old.returncode == 3, errors
+        interrupt(old_host)  # it waits for a master to come back there
+        old_host.communicate(timeout=HANG_S)
         run.goes_on(30)
         assert len(run.results("refused")) == refused, "its center was removed"
         name = run_name(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ from tests.support.left_behind import KEEPERS, short_folder
 from tests.support.processes import kill, lines_of, listening, name_of, standard_error, words_of
 
 MARK = "SPEEDO_TEST_MARK"
+_NOT_OF_THE_SEED = random.SystemRandom()
 
 
 def how_loaded() -> float:
@@ -31,9 +33,12 @@ def how_loaded() -> float:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One of those that no system takes for itself, for a connection or for whoever asks for any: it stays free."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = _NOT_OF_THE_SEED.randrange(16000, 32000)  # each test process has another
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Command(subprocess.Popen[str]):

@@ -19,6 +19,8 @@ from typing import Protocol
 
 import pytest
 
+from tests.support.commands import free_port
+
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
@@ -30,12 +32,6 @@ class Site(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class _Server:
