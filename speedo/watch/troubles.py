@@ -45,7 +45,6 @@ _FOLLOWS: Final = re.compile(
 )
 _WAITED: Final = re.compile(r"no (?:result|answer|step and tested) for (\d+) s|tested for (\d+) s")
 # How a run ended, and whose failure that is; `process` is a group or a text of its own.
-# How a run ended, and whose failure that is; `process` is a group or a text of its own.
 _ENDS: Final = (
     (re.compile(r"^nothing was trained: (?P<rest>.*)$", re.DOTALL), "", OWN),
     (re.compile(r"^every worker (?:died|was set aside)|^no node of the Ray cluster|workers were left, \d+ are needed"

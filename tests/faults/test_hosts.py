@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,10 +100,13 @@ def set_aside_and_back(spread: Spread, finding: Finding, since: float) -> int:
 
 
 def comes_back(spread: Spread, slot: int, finding: Finding) -> None:
-    """After the healing a newer incarnation trains there, and nothing of the old one is merged."""
+    """After the healing a worker trains there again, and nothing of the old one is merged.
+
+    It has the old one's place, unless its host was there before the old one was missed.
+    """
     run = spread.run
     healed = time.monotonic()
-    run.wait_for(lambda: any(line["incarnation"] > 1 for line in run.merged(slot)))
+    run.wait_for(lambda: any(line["incarnation"] > 1 or line["worker"] > 1 for line in run.merged()))
     finding.note += f", back {time.monotonic() - healed:.1f} s after the healing"
     run.goes_on(20)
     lines = spread.stop_and_check()
@@ -119,6 +123,7 @@ def test_a_host_that_is_cut_off_is_set_aside_and_returns(
     spread.members[1].pull_the_cable()
     slot = set_aside_and_back(spread, finding, time.monotonic())
     assert slot == far
+    spread.run.wait_for(lambda: re.search(r"nothing was heard of host|node is gone", spread.run.log()))
     spread.members[1].plug_in_again()
     comes_back(spread, slot, finding)
     failed = spread.run.failed_first(f"host {spread.far_host}")
