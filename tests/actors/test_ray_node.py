@@ -207,6 +207,13 @@ def test_one_whose_command_is_not_known_is_lost_at_its_first_death() -> None:
     gone.wait()
 
 
+def test_a_gcs_may_listen_at_a_port_that_ray_has_for_its_workers() -> None:
+    with ExitStack() as stack:
+        token, folder = clean_environment(new_token()), ray_folder(stack)
+        node = stack.enter_context(ray_node("127.0.0.1", Ports(gcs=15151), folder, token))
+        assert node.dead() is None
+
+
 def test_a_port_that_was_taken_meanwhile_is_not_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -287,7 +287,11 @@ def test_a_master_that_dies_on_a_users_cluster_is_followed_by_another(
             "--checkpoint-interval", "1", str(problem),
         )  # fmt: skip
         wait_until(lambda: bool(lines(folder, '"event":"checkpoint"')), 90)
-        (master,) = speedo.named("ray::MasterActor")
+        (master,) = [
+            psutil.Process(number)
+            for number in hosts[0].processes()
+            if "ray::MasterActor" in " ".join(words_of(psutil.Process(number)))
+        ]
         master.kill()
         wait_until(lambda: bool(lines(folder, '"event":"resumed"')), 90)
         merged = len(lines(folder, '"decision":"merged"'))

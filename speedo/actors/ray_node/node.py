@@ -128,6 +128,8 @@ def _program(
     options += [f"--{name}={number}" for name, number in ports.agents.items()]
     if ports.processes is not None:
         options.append(f"--worker-port-list={','.join(map(str, ports.processes))}")
+    else:  # any free ones; Ray would keep 10002 to 19999 for them, and refuse a GCS there
+        options += ["--min-worker-port=0", "--max-worker-port=0"]
     return [
         *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", *options),
         *(f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
