@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.commands import (
@@ -25,6 +26,7 @@ from tests.support.commands import (
 from tests.support.labelled import RECORDS, write_problem, write_records
 from tests.support.left_behind import KEEPERS
 from tests.support.network import Host, network
+from tests.support.processes import words_of
 from tests.support.ray_cluster import UsersCluster, oldest_ray, users_cluster
 from tests.support.sabotaged_net import write_problem as write_sabotaged
 
@@ -287,11 +289,8 @@ def test_a_master_that_dies_on_a_users_cluster_is_followed_by_another(
             "--checkpoint-interval", "1", str(problem),
         )  # fmt: skip
         wait_until(lambda: bool(lines(folder, '"event":"checkpoint"')), 90)
-        (master,) = [
-            psutil.Process(number)
-            for number in hosts[0].processes()
-            if "ray::MasterActor" in " ".join(words_of(psutil.Process(number)))
-        ]
+        there = map(psutil.Process, hosts[0].processes())
+        (master,) = [one for one in there if "ray::MasterActor" in " ".join(words_of(one))]
         master.kill()
         wait_until(lambda: bool(lines(folder, '"event":"resumed"')), 90)
         merged = len(lines(folder, '"decision":"merged"'))
