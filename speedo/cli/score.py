@@ -26,9 +26,11 @@ from speedo.watch.console import StatusLine
 
 if TYPE_CHECKING:
     from speedo.engines.solver import SolverSpec
+    from speedo.study.scoring.int8 import Ranges
     from speedo.study.scoring.models import Model
 
 MOST_WORKERS: Final = 1024
+MOST_BATCHES: Final = 100_000
 TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
 
 
@@ -56,6 +58,23 @@ TELL_S: Final = 5.0  # between two lines where nobody looks at a terminal
     metavar="N",
     help="Batches of each test.  [default: the solver's test_iter; of a NET 50, as in Caffe]",
 )
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Score the model also in 8 bits, with a scale for each tensor of weights and for each channel, and say which "
+    "layers lose most.",
+)
+@click.option(
+    "--int8-batches",
+    type=click.IntRange(1, MOST_BATCHES),
+    metavar="N",
+    help="Batches of training records from which --int8 takes the ranges of what flows between layers.  [default: 10]",
+)
+@click.option(
+    "--int8-ranges",
+    type=click.Choice(["percentile", "minmax"]),
+    help="Ranges that hold 99.99 % of the values, or all of them; give what your compiler does.  [default: percentile]",
+)
 @options_named("data_root", "python_layers", "ignore_unknown", "engine", "device")
 @json_option
 def score(
@@ -64,6 +83,9 @@ def score(
     snapshots: bool,
     workers: int,
     iterations: int | None,
+    int8: bool,
+    int8_batches: int | None,
+    int8_ranges: Ranges | None,
     data_root: Path | None,
     python_layers: str | None,
     ignore_unknown: bool | None,
@@ -79,18 +101,32 @@ def score(
     The figures are those of one Caffe, with any number of workers: each computes some of the batches, and the sums are
     added.
 
+    With --int8 the convolutions and inner products and what lies between them are exported to ONNX and quantised, as a
+    compiler for an int8 processor does it; losses, accuracy and the decoding of boxes stay in float. It needs
+    `pip install 'speedo[onnx]'`.
+
     \b
     speedo test runs/20260101-120000-easgd-ab12
     speedo test runs/20260101-120000-easgd-ab12 --snapshots
     speedo test my/solver.prototxt --weights my.caffemodel --workers 4
     speedo test my/net.prototxt --weights my.caffemodel --iterations 100
+    speedo test runs/20260101-120000-easgd-ab12 --int8
     """
     from speedo.run.engine_choice import choice_of
     from speedo.run.remote_inputs import fetch_weights
+    from speedo.study.scoring.int8 import Calibration, score_in_int8
     from speedo.study.scoring.models import models_of, options_of
-    from speedo.study.scoring.report import as_fields, as_lines, as_table
+    from speedo.study.scoring.report import as_fields, as_lines, as_table, int8_fields, int8_lines
     from speedo.study.scoring.score import score_models
 
+    if not int8 and (int8_batches or int8_ranges):
+        raise click.UsageError(
+            "--int8-batches and --int8-ranges say how --int8 computes: give --int8, too"
+        )
+    if int8 and snapshots:
+        raise click.UsageError(
+            "--int8 quantises one model: leave --snapshots out, and give a file as --weights"
+        )
     if weights is None:
         solver, weights = None, _run(solver)
     with _Progress(TELL_S) as progress:
@@ -103,7 +139,7 @@ def score(
         if device is None and with_device(of_run).get("device") == "cpu":
             device = "cpu"
         choice = choice_of(progress.note, engine, device=device)
-        spec = _tests(
+        spec, training = _tests(
             solver or _path(of_run.get("solver")),
             data_root or _path(of_run.get("data_root")),
             iterations,
@@ -111,11 +147,23 @@ def score(
             bool(of_run.get("ignore_unknown") if ignore_unknown is None else ignore_unknown),
             choice,
             progress.note,
+            int8=int8,
         )
         used = min(workers, max(spec.test_iter))
-        scores = []
-        for found in score_models(spec, models, workers, progress, choice):
-            scores.append(found)
+        quantised = None
+        if training is not None:
+            calibration = Calibration(training, int8_batches or 10, int8_ranges or "percentile")
+            quantised = score_in_int8(
+                spec, models[0], workers, progress, choice, calibration, progress.note
+            )
+        scores = list(score_models(spec, models, workers, progress, choice))
+    if quantised is not None:
+        if as_json:
+            say(json.dumps(int8_fields(scores[0], quantised, used)))
+        else:
+            for line in int8_lines(scores[0], quantised, used):
+                say(line)
+        return
     if as_json:
         fields = [as_fields(one, used) for one in scores]
         say(json.dumps({"models": fields} if snapshots else fields[0]))
@@ -143,11 +191,13 @@ def _tests(
     ignore_unknown: bool,
     choice: EngineChoice,
     note: Callable[[str], None],
-) -> SolverSpec:
-    """The test nets, with their data on this machine."""
+    *,
+    int8: bool,
+) -> tuple[SolverSpec, SolverSpec | None]:
+    """The test nets, with their data on this machine, and with `int8` the data layers for training."""
     from speedo.data.roots import default_data_root
     from speedo.engines.solver.conversion import convert_databases
-    from speedo.engines.solver.scored_nets import check_tests, read_tests
+    from speedo.engines.solver.scored_nets import check_tests, read_tests, read_training
     from speedo.run.chosen_solver import chosen_solver
     from speedo.run.config.run_config import make_config
     from speedo.run.datasets import make_dataset, preparable_dataset
@@ -167,18 +217,22 @@ def _tests(
         engine=choice.engine,
         ignore_unknown=ignore_unknown,
     )
+    training = read_training(spec) if int8 else None
     for line in spec.left_out:
         note(f"left out: {line}")
     spec = replace(spec, python_layers=config.python_modules)
-    fetch_sources(spec, config.data_root, note)
-    dataset = preparable_dataset(spec)
-    if dataset is not None:
-        make_dataset(root, dataset, note)
+    read = [spec] if training is None else [spec, training]
+    for one in read:
+        fetch_sources(one, config.data_root, note)
+        dataset = preparable_dataset(one)
+        if dataset is not None:
+            make_dataset(root, dataset, note)
     check_tests(spec)
-    convert_databases(spec, note)
+    for one in read:
+        convert_databases(one, note)
     if not all(spec.test_iter):
         raise ConfigError(f"{path}: a test_iter is 0; use 1 or more, or give --iterations")
-    return spec
+    return spec, training
 
 
 class _Progress(StatusLine):

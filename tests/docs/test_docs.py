@@ -30,7 +30,7 @@ MODULES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "development.md"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-OPTION = re.compile(r"--[a-z][A-Za-z-]*")
+OPTION = re.compile(r"--[a-z][A-Za-z0-9-]*")
 # Options of earlier versions, which the changelog names.
 RETIRED = {"--pace", "--no-pace", "--same-core", "--no-same-core"}
 # Options of benches and of this suite.

@@ -55,7 +55,7 @@ def deploy_of(
     for layer in kept:
         if not needed.intersection(layer.top):
             continue
-        if not _is_source(layer):
+        if not is_source(layer):
             made.layer.append(_bare(layer))
             continue
         tops = [str(top) for top in layer.top if top in needed]
@@ -122,7 +122,8 @@ def _spread(layer: Any) -> list[Any]:
     return list(shapes)
 
 
-def _is_source(layer: Any) -> bool:
+def is_source(layer: Any) -> bool:
+    """Whether this layer brings records, from data or from outside."""
     return is_data_layer(layer) or layer.type in FED_FROM_OUTSIDE
 
 
@@ -148,7 +149,7 @@ def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
             read.add(str(loss.bottom[0]))
     removed = [layer for layer in net.layer if _is_removed(layer)]
     ends = [str(name) for layer in removed for name in layer.bottom if layer.type != "Silence"]
-    ends += [str(top) for layer in kept if not _is_source(layer) for top in layer.top]
+    ends += [str(top) for layer in kept if not is_source(layer) for top in layer.top]
     for name in ends:
         computed = name in trained or not removed
         if name not in read and name not in apart and computed:
@@ -176,7 +177,7 @@ def _trained(layers: Iterable[Any]) -> set[str]:
     found: set[str] = set()
     for layer in layers:
         moves = layer.type in ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power")
-        if _is_source(layer) or _is_removed(layer):
+        if is_source(layer) or _is_removed(layer):
             continue
         if not moves or found.intersection(layer.bottom):
             found.update(map(str, layer.top))

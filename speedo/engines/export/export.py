@@ -46,6 +46,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """An ONNX file; `axes` are those of its inputs along which records are, none where the batch is fixed."""
+
+    file: Path
+    axes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Try:
     """Records that the files are given, what the engine made of them, and how they are called.
 
@@ -102,12 +110,7 @@ def export(
     known = {name: array.shape for name, array in records.items()}
     deploy = source.deploy(shapes, known, _blobs_of(stored))
     before = source.transforms(deploy) if transform else {}
-    built = _built(deploy, trials, model, before)
-    try:
-        forms = _forms(built, wanted, source.origin, stored, before)
-    except FixedBatchError as error:
-        built = _fixed(deploy, trials, model, before, str(error))
-        forms = _forms(built, wanted, source.origin, stored, before)
+    built, forms = _computed(deploy, wanted, trials, model, stored, source.origin, before)
     if records and not built.batch:
         built.tries += _tries_of_records(built, records, trials, model, before)
     files, lines = _made(forms, built, wanted, trials, scratch)
@@ -124,6 +127,37 @@ def export(
     yield from lines
     if forms is not None and not records:
         yield f"not compared on test records: {why_none}"
+
+
+def as_onnx(deploy: Deploy, model: Path, origin: str, trials: Trials, scratch: Path) -> OnnxFile:
+    """A deploy net with this model as a file in `scratch`, compared with the engine.
+
+    Raises `SolverError` with each layer without an equal, `EngineError`.
+    """
+    file = scratch / "core.onnx"
+    wanted = Wanted(onnx=file)
+    built, forms = _computed(deploy, wanted, trials, model, read_model(model), origin, {})
+    files, _ = _made(forms, built, wanted, trials, scratch)
+    files[file].rename(file)
+    return OnnxFile(file, {} if built.batch else batch_axes(built.net))
+
+
+def _computed(
+    deploy: Deploy,
+    wanted: Wanted,
+    trials: Trials,
+    model: Path | None,
+    stored: Model | None,
+    origin: str,
+    before: Mapping[str, Transform],
+) -> tuple[_Built, _Forms | None]:
+    """The net as the engine computes it, and the content of the files; with its own batch where it takes no other."""
+    built = _built(deploy, trials, model, before)
+    try:
+        return built, _forms(built, wanted, origin, stored, before)
+    except FixedBatchError as error:
+        built = _fixed(deploy, trials, model, before, str(error))
+        return built, _forms(built, wanted, origin, stored, before)
 
 
 def _forms(

@@ -63,18 +63,33 @@ class Source:
 
     def records(self, trials: Trials, scratch: Path) -> tuple[Arrays, str]:
         """A batch of the net's records, or none and why there is none."""
-        parameter: Any = parse_text(self.spec.text, caffe_proto().SolverParameter())
-        readers = data_layers(self.net)
-        if not readers:
+        if not data_layers(self.net):
             return {}, "the net has no data layer"
-        del parameter.test_net_param[0].layer[:]
-        parameter.test_net_param[0].layer.extend(readers)
         try:
-            alone = replace(self.spec, text=to_text(parameter))
-            text = solver_for_scoring(alone, scratch=scratch)
-            return trials.records(text, self.spec.folder), ""
+            found = read_records(self.spec, self.net, trials, scratch)
         except (SolverError, EngineError) as error:
             return {}, str(error).partition("\n")[0]
+        return {name: batches[0] for name, batches in found.items()}, ""
+
+
+def read_records(
+    spec: SolverSpec,
+    net: Any,
+    trials: Trials,
+    scratch: Path,
+    batches: int = 1,
+    names: Sequence[str] = (),
+) -> Arrays:
+    """Batches of the data layers of this net of `spec`; see `Trials.records`. Raises `SolverError`, `EngineError`."""
+    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    del parameter.test_net_param[1:]
+    reader = parameter.test_net_param[0]
+    reader.CopyFrom(net)
+    del reader.layer[:]
+    reader.layer.extend(data_layers(net))
+    alone = replace(spec, text=to_text(parameter))
+    text = solver_for_scoring(alone, scratch=scratch)
+    return trials.records(text, spec.folder, batches, names)
 
 
 def read_source(

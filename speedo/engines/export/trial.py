@@ -18,20 +18,21 @@ from google.protobuf import text_format
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.child import PROBLEM, started, tell
+from speedo.engines.export.int8_model import quantising
 from speedo.engines.export.steps import Shape
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
+from speedo.engines.onnx_session import opened
 from speedo.engines.pytorch.model_files import matched, read_model
 from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
 from speedo.errors import EngineError, SolverError, SpeedoError
-from speedo.system.remedies import needed
 
 DONE: Final = "speedo-done: "
 _MODULE: Final = "speedo.engines.export.trial"
 Arrays = Mapping[str, npt.NDArray[Any]]
 Run = Mapping[str, Any]  # `file` has its inputs, and then its outputs
-Compute = Callable[[Run, Arrays], tuple[Any, Arrays]]
+Compute = Callable[[Run, Arrays], tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,22 @@ class Trials:
             for answer, outputs in found
         ]
 
-    def records(self, solver_text: str, folder: Path) -> Arrays:
-        """A batch of the first test net's data layers, by the names of their tops."""
-        ((_, found),) = self._run(
-            "records", [({}, {})], {"solver": solver_text, "folder": str(folder)}
-        )
+    def records(
+        self, solver_text: str, folder: Path, batches: int = 1, names: Sequence[str] = ()
+    ) -> Arrays:
+        """Batches of the first test net's data layers along a new first axis, by the names of their tops.
+
+        With `names` only these, of which there may be fewer. Raises `SolverError`, `EngineError`.
+        """
+        given = {"batches": batches, "names": list(names)}
+        request = {"solver": solver_text, "folder": str(folder), **given}
+        ((_, found),) = self._run("records", [({}, {})], request)
         return found
+
+    def int8(self, file: Path, batches: Arrays, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Quantise an ONNX file; see `speedo.engines.export.int8_model`."""
+        ((answer, _),) = self._run("int8", [({}, batches)], {"file": str(file), **request})
+        return dict(answer)
 
     def onnx(self, file: Path, inputs: Sequence[Arrays]) -> list[Arrays]:
         """The outputs of an ONNX file."""
@@ -179,7 +190,7 @@ def _load(weights: Path, net: Any) -> None:
     load_to_score(weights, net)
 
 
-def _records_of_caffe(request: dict[str, Any]) -> Arrays:
+def _records_of_caffe(request: dict[str, Any]) -> list[Arrays]:
     caffe = load_caffe()
     parameter = text_format.Parse(
         request["solver"], caffe.proto.caffe_pb2.SolverParameter()
@@ -189,17 +200,32 @@ def _records_of_caffe(request: dict[str, Any]) -> Arrays:
     file = Path(request["runs"][0]["file"]).with_suffix(".prototxt")
     file.write_text(text_format.MessageToString(parameter), encoding="utf-8")
     net = caffe.Net(str(file), caffe.TEST, level=parameter.state.level)
-    ForwardPass(net, parameter).read()
     tops = [net._top_ids(at) for at in range(len(net._layer_names)) if not len(net._bottom_ids(at))]
-    return {net._blob_names[at]: net._blobs[at].data.copy() for ids in tops for at in ids}
+    read = ForwardPass(net, parameter)
+    found: list[Arrays] = []
+    for _ in range(request["batches"]):
+        read.read()
+        found.append(
+            {net._blob_names[at]: net._blobs[at].data.copy() for ids in tops for at in ids}
+        )
+    return found
+
+
+def _stacked(batches: Sequence[Arrays], names: Sequence[str]) -> Arrays:
+    """Batches along a new first axis; of them these names, if any. Raises `EngineError` for one with several shapes."""
+    found = {}
+    for name in [name for name in batches[0] if name in names or not names]:
+        shapes = {batch[name].shape for batch in batches}
+        if len(shapes) > 1:
+            raise EngineError(
+                f"{name!r} has batches of several shapes, such as {' and '.join(map(str, sorted(shapes)[:2]))}"
+            )
+        found[name] = np.stack([batch[name] for batch in batches])
+    return found
 
 
 def _onnx_runtime(file: str) -> Compute:
-    runtime = needed("onnxruntime", "onnx", "--onnx")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = opened(Path(file))
     names = [output.name for output in session.get_outputs()]
 
     def compute(run: Run, inputs: Arrays) -> tuple[Any, Arrays]:
@@ -213,6 +239,8 @@ def _computing(request: dict[str, Any]) -> Compute:
     kind, choice = request["kind"], EngineChoice(**request["engine"])
     if kind == "onnx":
         return _onnx_runtime(request["file"])
+    if kind == "int8":
+        return lambda run, batches: (quantising(request, batches), {})
     if kind in ("engine", "records"):
         prepare_process(choice)
         if choice.engine == "caffe" and kind == "engine":
@@ -236,6 +264,8 @@ def main() -> None:
         for run in request["runs"]:
             file = Path(run["file"])
             answer, outputs = compute(run, read_arrays(file))
+            if request["kind"] == "records":
+                outputs = _stacked(outputs, request["names"])
             write_arrays(file, outputs)
             answers.append(answer)
         tell(DONE, answers)

@@ -25,7 +25,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 def computing(
     request: dict[str, Any], untouched: float, check: Check
-) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Arrays]]:
+) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Any]]:
     """What computes the runs of a request of `speedo.engines.export.trial`; the rest is as for `Scorer`.
 
     Raises `EngineError`, `SolverError`.
@@ -73,12 +73,15 @@ def _on_the_engine(
     return answer, {name: one.numpy() for name, one in outputs.items()}
 
 
-def _records(request: dict[str, Any]) -> Arrays:
+def _records(request: dict[str, Any]) -> list[Arrays]:
     parameter: Any = caffe_pb2.SolverParameter()
     text_format.Parse(request["solver"], parameter)
     net = Net(parameter.test_net_param[0], "TEST", folder=Path(request["folder"]))
     try:
-        return {name: one.float().numpy() for name, one in net.next_batch().items()}
+        return [
+            {name: one.float().numpy() for name, one in net.next_batch().items()}
+            for _ in range(request["batches"])
+        ]
     finally:
         net.close()
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+ONNX_LAYER: Final = "speedo.engines.onnx_layer"  # of the test nets that `speedo test --int8` makes
+
 # Types of Caffe that this engine does not have: the end of a sentence that begins with the layer's name and type.
 REFUSED: Final[dict[str, str]] = {
     "HDF5Output": "writes its bottoms to a file at every step, which this engine does not: remove it, "
@@ -17,11 +19,13 @@ REFUSED: Final[dict[str, str]] = {
     "WindowData": "cuts windows out of images, which only Caffe's own reader does: use --engine caffe",
 }
 
-# Layers that are written in Python in py-faster-rcnn, and are part of this engine: module and class, and type.
+# Layers that are written in Python for pycaffe, and are part of this engine: module and class, and type. The first
+# three are py-faster-rcnn's.
 NATIVE_PYTHON: Final[dict[tuple[str, str], str]] = {
     ("rpn.proposal_layer", "ProposalLayer"): "Proposal",
     ("rpn.anchor_target_layer", "AnchorTargetLayer"): "AnchorTarget",
     ("rpn.proposal_target_layer", "ProposalTargetLayer"): "ProposalTarget",
+    (ONNX_LAYER, "OnnxNet"): "OnnxNet",
 }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from speedo.engines.pytorch.refused import ONNX_LAYER
+
 # Caffe: layers/recurrent_layer.cpp. Rows are time steps, and the state continues from batch to batch.
 _RECURRENT: Final = frozenset({"LSTM", "RNN"})
 # Caffe: layers/loss_layer.cpp. Their first top has the weight 1 where the prototxt gives none.
@@ -60,7 +62,8 @@ def state_between_batches(nets: Iterable[Any]) -> str:
         for layer in net.layer:
             if layer.type in _RECURRENT:
                 return f"layer {layer.name!r} ({layer.type}) continues from one batch to the next"
-            if layer.type == "Python" and layer.bottom:
+            is_ours = layer.python_param.module == ONNX_LAYER
+            if layer.type == "Python" and layer.bottom and not is_ours:
                 return f"layer {layer.name!r} (Python) may count over batches"
     return ""
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
-from speedo.engines.solver.data_layers import data_layers, source_of
+from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
 from speedo.engines.solver.dialect import caffes_text
 from speedo.engines.solver.net_checks import problems_of_tests
 from speedo.engines.solver.paths import SearchPath
@@ -65,6 +65,35 @@ def read_tests(
         train_source=sources[0] if sources else None,
         engine=engine,
     )
+
+
+def read_training(tests: SolverSpec) -> SolverSpec:
+    """The data layers for training in the file of `tests`, as its only net, with the batch of the tests.
+
+    Raises `SolverError`.
+    """
+    path, unknown = tests.path, bool(tests.left_out)
+    if is_net(path, unknown):
+        spec = read_net(path, tests.data_root, 1, unknown, phase="TRAIN")
+    else:
+        overrides = SolverOverrides(cpu=True, engine=tests.engine, ignore_unknown=unknown)
+        spec = read_solver(path, overrides=overrides, data_root=tests.data_root)
+    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    net, readers = parameter.train_net_param, data_layers(parameter.train_net_param)
+    if not readers:
+        raise SolverError(
+            f"{path}: has no data layer for training, whose records give int8 its ranges: name a solver, or add one "
+            "with include { phase: TRAIN }"
+        )
+    tested: Any = parse_text(tests.text, caffe_proto().SolverParameter())
+    del net.layer[:]
+    net.layer.extend(readers)
+    if batch := net_batch(tested.test_net_param[0]):
+        set_net_batch(net, batch)
+    del parameter.test_net_param[:]
+    parameter.test_net_param.add().CopyFrom(net)
+    parameter.test_iter[:] = [1]
+    return replace(spec, text=to_text(parameter), test_iter=(1,), engine=tests.engine)
 
 
 def check_tests(spec: SolverSpec) -> None:

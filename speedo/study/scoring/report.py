@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+from speedo.study.scoring.int8 import Int8
 from speedo.study.scoring.score import Score
 from speedo.system.foreign_text import aligned
 from speedo.watch.scores import short_scores
+
+MOST_LAYERS: Final = 5  # that are shown
 
 
 def as_fields(score: Score, workers: int) -> dict[str, Any]:
@@ -46,3 +49,60 @@ def as_table(scores: Sequence[Score]) -> list[str]:
         values = [f"{there[name]:.6g}" if name in there else "" for name in names]
         rows.append([at, *values, score.model.path.name])
     return aligned(rows, left=(len(names) + 1,))
+
+
+def int8_fields(score: Score, found: Int8, workers: int) -> dict[str, Any]:
+    """A score and its quantised ones as plain data."""
+    return as_fields(score, workers) | {
+        "int8": {
+            **{kind: {"metrics": dict(one.metrics)} for kind, one in found.scores.items()},
+            "layers": [
+                {"name": name, "type": kind, "decibels": dict(noise)}
+                for (name, kind), noise in found.layers.items()
+            ],
+            "in_float": [{"name": name, "type": kind} for name, kind in found.in_float],
+            "calibration_records": found.records,
+        }
+    }
+
+
+def int8_lines(score: Score, found: Int8, workers: int) -> list[str]:
+    """A score and its quantised ones: an output a line, then the layers that lose most, and those in float."""
+    exact = short_scores(score.metrics)
+    rounded = {kind: short_scores(one.metrics) for kind, one in found.scores.items()}
+    rows = [
+        ["", "float", *(word for kind in rounded for word in (f"int8 {_words(kind)}", "change"))]
+    ]
+    for name, value in exact.items():
+        row = [name, f"{value:.6g}"]
+        for scores in rounded.values():
+            there = name in scores
+            row += [f"{scores[name]:.6g}", f"{scores[name] - value:+.3g}"] if there else ["", ""]
+        rows.append(row)
+    ranked = sorted(found.layers.items(), key=lambda one: min(map(_decibels, one[1].values())))
+    kinds = list(found.scores)
+    layers = [["layer", "type", *map(_words, kinds)]]
+    for (name, kind), noise in ranked[:MOST_LAYERS]:
+        layers.append([name, kind, *(_shown(noise.get(one)) for one in kinds)])
+    others = f" ({MOST_LAYERS} of {len(ranked):,} layers)" if len(ranked) > MOST_LAYERS else ""
+    in_float = ", ".join(f"{name} ({kind})" for name, kind in found.in_float) or "none"
+    return [
+        as_lines(score, workers)[0],
+        *aligned(rows),
+        f"lost most, signal to noise of each layer quantised alone{others}:",
+        *aligned(layers, left=(0, 1)),
+        f"in float: {in_float}",
+        f"ranges: from {found.records:,} training records",
+    ]
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _decibels(noise: float | None) -> float:
+    return float("inf") if noise is None else noise
+
+
+def _shown(noise: float | None) -> str:
+    return "exact" if noise is None else f"{noise:.1f} dB"

@@ -9,7 +9,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol, Self
@@ -61,13 +61,14 @@ def score_models(
     workers: int,
     progress: Progress,
     choice: EngineChoice = CAFFE,
+    elsewhere: Iterable[str] = (),
 ) -> Iterator[Score]:
     """The score of each model by the test nets of `spec` (`speedo.engines.solver.scored_nets`), one after another.
 
-    No more processes than batches are started, and one alone where a batch depends on those before it. Raises
-    `SolverError`, `EngineError`.
+    No more processes than batches are started, and one alone where a batch depends on those before it. `elsewhere` are
+    layers of the model that the nets have in an ONNX file. Raises `SolverError`, `EngineError`.
     """
-    names = _layers(spec)
+    names = [*_layers(spec), *elsewhere]
     for model in models:
         check_weights(model.path, names)
     solver = parse_text(spec.text, caffe_proto().SolverParameter())

@@ -22,13 +22,14 @@ def types_of_caffe() -> list[str]:
 
 def table() -> str:
     from speedo.engines.layer_types import layer_types
-    from speedo.engines.pytorch.refused import NATIVE_PYTHON, REFUSED
+    from speedo.engines.pytorch.refused import NATIVE_PYTHON, ONNX_LAYER, REFUSED
     from speedo.engines.solver.forks import LAYERS as FORKS
 
     ours = {
         kind: f"py-faster-rcnn's Python layer {'.'.join(name)}"
         for name, kind in NATIVE_PYTHON.items()
-    }
+        if name[0] != ONNX_LAYER
+    } | {"OnnxNet": "SpeeDO: the core of a net that `speedo test --int8` scores"}
     lines = ["| layer | PyTorch engine | from |", "|---|---|---|"]
     for name in sorted(layer_types("torch")):
         answer = f"refused: it {REFUSED[name]}" if name in REFUSED else "yes"
