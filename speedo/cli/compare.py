@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = ".py"  # how the name of a script ends
 PASSED_ON: Final = (
-    "batch", "lr", "momentum", "weight_decay", "engine", "device", "precision", "data_root",
+    "batch", "lr", "momentum", "weight_decay", "engine", "device", "precision", "data_root", "ignore_unknown",
 )  # fmt: skip
 _IN_SIGHT: Final = (
     *("modes", "workers", "epochs", "seeds", "sweeps", "out", "dry_run", "batch", "lr"),

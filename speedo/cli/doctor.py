@@ -19,7 +19,7 @@ from speedo.cli.run_options import (
 )
 from speedo.cli.say import say
 from speedo.errors import ConfigError, SpeedoError
-from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS
+from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, make_config
 from speedo.system.bounds import said, whole_number
 from speedo.system.cores import USUAL, Bind
 from speedo.system.workplace import check_names, check_workplace
@@ -60,7 +60,7 @@ _IN_SIGHT: Final = (
     help="Port that workers would connect to.",
 )
 @options_named("threads", "bind")
-@options_named("engine", "device")
+@options_named("engine", "device", "micro_batch", "ignore_unknown")
 @click.option(
     "--own",
     is_flag=True,
@@ -82,10 +82,10 @@ def doctor(
 ) -> None:
     """Check this machine before a run, and name the remedies.
 
-    Checks Python, Ray, Redis, both engines and the token; the solver, its nets and their data; memory, cores, disk and
-    temporary folder. With --master also: the master can be reached and accepts this node; versions and clocks agree;
-    the data here has as many records as the master's, and the net the same layout. Without SOLVER, the solver is then
-    the master's.
+    Checks Python, Ray, Redis, both engines and the token; the solver, its nets and their data; the memory of a training
+    step, by layer; memory, cores, disk and temporary folder. With --master also: the master can be reached and accepts
+    this node; versions and clocks agree; the data here has as many records as the master's, and the net the same
+    layout. Without SOLVER, the solver is then the master's.
 
     It leaves no files. Each line is `ok`, `warn` (it works, but perhaps not as you expect) or `FAIL`, with the remedy
     below.
@@ -97,7 +97,8 @@ def doctor(
     speedo doctor --master 10.0.0.5 --workers 2        a machine for `speedo worker`
     \f
     Exit status: 0 if nothing failed, else 1. --json: `{"ok": true, "checks": [{"name", "level", "text",
-    "remedy"}, ...]}`, level being ok, warn or fail.
+    "remedy"}, ...]}`, level being ok, warn or fail. The check `step` also has `rows`: `{"layer", "type", "parameters",
+    "values", "workspace"}` for each layer, in bytes.
     """
     from speedo.study.doctor import Request, examine
 
@@ -105,6 +106,7 @@ def doctor(
     check_names({"the solver": solver, "the data root": options["data_root"]})
     master = None if address is None else with_port(address)
     checked_device(options["device"])
+    make_config({"micro_batch": options["micro_batch"]})
     given = {name: value for name, value in options.items() if value is not None}
     workers = workers or (1 if master else 2)
     request = Request(
@@ -122,7 +124,7 @@ def doctor(
     failed = [one for one in findings if one.level == "fail"]
     warned = [one for one in findings if one.level == "warn"]
     if as_json:
-        checks = [{name: getattr(one, name) for name in one.__slots__} for one in findings]
+        checks = [_plain(one) for one in findings]
         say(json.dumps({"ok": not failed, "checks": checks}))
     else:
         _print(findings)
@@ -154,6 +156,12 @@ def _print_facts(request: Request) -> None:
         return
     say(json.dumps({"facts": found}))
     sys.stdout.flush()
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    """For --json; `rows` only where there are some."""
+    plain = {name: getattr(finding, name) for name in finding.__slots__}
+    return {name: value for name, value in plain.items() if name != "rows" or value}
 
 
 def _print(findings: list[Finding]) -> None:

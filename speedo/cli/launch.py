@@ -35,7 +35,9 @@ _ACCESS: Final = (
     *("master", "username", "ssh_key", "ssh_port", "ssh_config", "virtualenv", "directory", "env"),
 )
 _IN_SIGHT: Final = ("hosts", "hostfile", "virtualenv", "dry_run")
-_EXAMINED: Final = ("redis", "run_dir", "engine", "device", "threads", "bind")
+_EXAMINED: Final = (
+    *("redis", "run_dir", "engine", "device", "micro_batch", "ignore_unknown", "threads", "bind"),
+)
 
 
 class LaunchCommand(RunCommand):

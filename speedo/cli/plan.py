@@ -130,7 +130,7 @@ AS_IT_IS: Final = {"compress": "none", "compress_center": "none"}
     help="Seconds to measure steps, for each batch size.",
 )
 @click.option("--save", type=FILE, help="Save the measurements in this file, for --from.")
-@options_named("data_root", "engine", "device", "precision")
+@options_named("data_root", "ignore_unknown", "engine", "device", "precision")
 @click.option(
     "--seed", type=click.IntRange(0, LARGEST_SEED), default=0, show_default=True, metavar="N",
     help="Seed of the simulated jitter; the same seed gives the same table.",
@@ -159,6 +159,7 @@ def plan(
     seconds: float,
     save: Path | None,
     data_root: Path | None,
+    ignore_unknown: bool | None,
     engine: EngineName | None,
     device: str | None,
     precision: Precision | None,
@@ -212,7 +213,7 @@ def plan(
         calibration = _measured(
             solver, source, wish, how, seconds, work,
             {"engine": engine, "device": device, "precision": precision},
-            data_root=data_root, rule=rule or AddDelta.name,
+            data_root=data_root, rule=rule or AddDelta.name, ignore_unknown=bool(ignore_unknown),
         )  # fmt: skip
     if save is not None:
         from speedo.study.planning.calibration import write_calibration

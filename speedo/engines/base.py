@@ -12,6 +12,7 @@ from typing import Protocol
 
 from speedo.engines.evaluation import Part, Share
 from speedo.engines.files import WrittenModel
+from speedo.engines.step_memory import StepMemory
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
 
@@ -144,6 +145,10 @@ class ModelEngine(Engine, Protocol):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each blob between the layers of the train net, by its name."""
+        ...
+
+    def memory(self) -> StepMemory:
+        """What a step takes, from shapes alone: nothing is computed."""
         ...
 
     def next_batch(self) -> Mapping[str, Vector]:

@@ -29,8 +29,9 @@ CAFFE_REMEDY: Final = install_pycaffe()
 class EngineChoice:
     """What computes, on which device and how precisely, as the options say. The last two are for PyTorch alone.
 
-    `device` is `auto`, `cpu`, `cuda` or `cuda:N`; the methods make it one device of this machine. `micro_batch` are the
-    records that go through the net at a time, `auto`, or nothing for a whole batch.
+    `device` is `auto`, `cpu`, `cuda` or `cuda:N`; the methods make it one device of this machine, or `meta`, PyTorch's
+    for shapes without values. `micro_batch` are the records that go through the net at a time, `auto`, or nothing for a
+    whole batch.
     """
 
     engine: EngineName = "caffe"
@@ -65,6 +66,14 @@ class EngineChoice:
     def on_cpu(self) -> EngineChoice:
         """The same on the CPU in float32: for the master, and for building a net to look at it."""
         return replace(self, device="cpu", precision="float32")
+
+    def for_shapes(self) -> EngineChoice:
+        """The same for looking at the shapes of a net, which PyTorch then builds without memory for its parameters."""
+        if self.engine == "caffe":
+            return self
+        from speedo.engines.pytorch.devices import META
+
+        return replace(self, device=META, precision="float32")
 
 
 CAFFE: Final = EngineChoice()

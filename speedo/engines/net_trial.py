@@ -7,7 +7,6 @@ marker, because a Python layer may print, too.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -30,6 +29,7 @@ from speedo.engines.native_failures import describe_death, describe_exception
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
+from speedo.engines.step_memory import StepMemory
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError
 from speedo.exchange.factors import Product
@@ -53,10 +53,9 @@ _NAMED: Final = re.compile(r"layer '([^']+)'")  # how the sentences of PyTorch's
 class CaffeFacts:
     """What the nets turned out to be; `outputs` are the names that `evaluate` will report.
 
-    `activations` are the bytes of values and gradients between the layers of the worker's net, at most. `unchecked`
-    are the sources whose records were too many to read them all. `division` says what the parts of a batch give, if
-    that was asked for, and `undivided` why they do not give the step of the whole: `NEITHER`, or what failed.
-    `products` are those of the worker's engine.
+    `unchecked` are the sources whose records were too many to read them all. `division` says what the parts of a batch
+    give, if that was asked for, and `undivided` why they do not give the step of the whole: `NEITHER`, or what failed.
+    `products` are those of the worker's engine. `memory` is that of a step, if it was asked for.
     """
 
     parameters: int
@@ -66,11 +65,11 @@ class CaffeFacts:
     samples_per_step: int
     outputs: tuple[str, ...]
     loss: float | None
-    activations: int
     unchecked: tuple[RecordRule, ...] = ()
     division: Division = "none"
     undivided: str = ""
     products: tuple[Product, ...] = ()
+    memory: StepMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +93,7 @@ def check_in_subprocess(
     python_layers: Collection[str] = (),
     weights: Sequence[Path] = (),
     step: bool = False,
+    memory: bool = False,
     divided: str | None = None,
     timeout: float = 120.0,
     origin: str = "",
@@ -103,13 +103,15 @@ def check_in_subprocess(
 ) -> CaffeFacts:
     """Build the nets of these solver texts in a child, with one step of the worker's if `step`.
 
+    With `memory` the facts have what a step takes. PyTorch then allocates nothing: a net that is larger than the memory
+    is described, too, and the first values of parameters are not checked.
     `divided` is the worker's solver once more, to try what parts of its batch give (`speedo.engines.batch_division`).
     Raises `SolverError` with Caffe's own words if Caffe refuses them or the weights, `EngineError` if the
     child does not come back within `timeout` seconds or the engine is missing. `origin`, the net's file, begins
     every sentence about the nets.
     """
     request = {
-        "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step,
+        "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step, "memory": memory,
         "folder": None if folder is None else str(folder), "python_layers": list(python_layers),
         "weights": list(map(str, weights)), "records": records, "divided": divided,
         "cache": None if cache is None else str(cache), "engine": asdict(choice),
@@ -153,9 +155,9 @@ def check_in_subprocess(
     unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
     products = tuple(Product(**one) for one in answer["products"])
     outputs = tuple(answer["outputs"])
-    facts = CaffeFacts(
-        **{**answer, "outputs": outputs, "unchecked": unchecked, "products": products}
-    )
+    step_memory = StepMemory.from_plain(answer["memory"]) if answer["memory"] else None
+    read = {"outputs": outputs, "unchecked": unchecked, "products": products, "memory": step_memory}
+    facts = CaffeFacts(**{**answer, **read})
     if divided is None:
         return facts
     if len(answers) > 1:
@@ -206,7 +208,8 @@ def _build(
         folder=folder,
         python_layers=allowed,
     )
-    check_start(worker, [Path(name) for name in request["weights"]])
+    if choice.engine == "caffe" or not request["memory"]:  # else there are no values
+        check_start(worker, [Path(name) for name in request["weights"]])
     loss = worker.step(1) if request["step"] else None
     outputs: tuple[str, ...] = ()
     if request["tester"] is not None:
@@ -221,17 +224,17 @@ def _build(
     batch = worker.next_batch() if request["divided"] is not None else {}
     shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
     products = worker.products()
+    memory = asdict(worker.memory()) if request["memory"] else None
     worker.close()  # LMDB may be open only once in a process
     rules = [replace(rule, uses=label_uses(net, rule.layer, shapes)) for net, rule in sources]
     unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,
-        outputs, loss, sum(8 * math.prod(shape) for shape in shapes.values()),
-        tuple(unchecked),
+        outputs, loss, tuple(unchecked),
     )  # fmt: skip
     values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
     rules_left, plain = [rule.to_plain() for rule in unchecked], [asdict(one) for one in products]
-    return {**values, "unchecked": rules_left, "products": plain}, batch
+    return {**values, "unchecked": rules_left, "products": plain, "memory": memory}, batch
 
 
 def _divide(
@@ -298,6 +301,7 @@ def main() -> None:
         request = json.load(sys.stdin)
         choice = EngineChoice(**request["engine"])
         prepare_process(choice)
+        choice = choice.for_shapes() if request["memory"] else choice
         ours = False
         answer, batch = _build(choice, request)
         _answer(answer)

@@ -21,6 +21,7 @@ from google.protobuf import text_format
 
 from speedo.engines.base import Done, Schedule, nobody
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
+from speedo.engines.caffe_memory import step_memory
 from speedo.engines.evaluation import WHOLE, Part, Share, TestNets, combined
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.forward_pass import ForwardPass
@@ -32,6 +33,7 @@ from speedo.engines.placed_records import PlacedRecords
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
+from speedo.engines.step_memory import StepMemory
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
@@ -121,6 +123,10 @@ class PycaffeEngine:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """See `ModelEngine.shapes`."""
         return {str(name): tuple(blob.shape) for name, blob in self._net.blobs.items()}
+
+    def memory(self) -> StepMemory:
+        """See `ModelEngine.memory`."""
+        return step_memory(self._net, self._parameter.train_net_param, self.layout, self._type)
 
     def next_batch(self) -> Mapping[str, Vector]:
         """See `ModelEngine.next_batch`."""

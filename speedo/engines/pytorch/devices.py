@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from speedo.errors import EngineError
 from speedo.system.remedies import install_extra
+
+META: Final = "meta"  # PyTorch's device without memory: shapes and no values
 
 
 @cache
@@ -32,6 +34,13 @@ def names_of_devices() -> list[str]:
     """The names of these devices, as PyTorch has them."""
     torch = load_torch()
     return [str(torch.cuda.get_device_name(index)) for index in range(device_count())]
+
+
+def bytes_of_devices() -> list[int]:
+    """The memory of each of these devices."""
+    torch = load_torch()
+    found = map(torch.cuda.get_device_properties, range(device_count()))
+    return [int(one.total_memory) for one in found]
 
 
 def device_for(device: str, number: int) -> str:
@@ -70,7 +79,9 @@ def use_device(name: str) -> Any:
 
 def chosen_device(device: str, number: int, count: int) -> str:
     """The device for this worker number, round robin over this many. Raises `EngineError` if it is not among them."""
-    if device == "cpu" or (device == "auto" and not count):
+    if device in ("cpu", META):
+        return device
+    if device == "auto" and not count:
         return "cpu"
     if not count:
         raise EngineError(

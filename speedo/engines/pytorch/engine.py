@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from google.protobuf import text_format
 from torch import Tensor
@@ -27,14 +26,17 @@ from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
 from speedo.engines.pytorch.memory import free_unused_memory, is_lack_of_memory
 from speedo.engines.pytorch.micro_batch import MicroBatches, lacks_memory, micro_batches
-from speedo.engines.pytorch.model_files import matched, read_model, write_model
+from speedo.engines.pytorch.model_files import write_model
 from speedo.engines.pytorch.net import Net
+from speedo.engines.pytorch.scoring import copy_model
+from speedo.engines.pytorch.step_memory import step_memory
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.pytorch.updates import ParameterUpdate
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
+from speedo.engines.step_memory import StepMemory
 from speedo.engines.update_rules import SolverFields, float32
 from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product
@@ -49,8 +51,9 @@ class PytorchEngine:
 
     `rank` and `count` choose the shard of the data layers. Test nets in the text are built at the first `evaluate`.
     `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves
-    them. `device` is "cpu", "cuda" or "cuda:N", `precision` "float32" or "bfloat16". `micro_batch` are the records that
-    go through the net at a time, or "auto"; empty for all of a batch (`speedo.engines.pytorch.micro_batch`).
+    them. `device` is "cpu", "cuda", "cuda:N", or "meta" for shapes without values, `precision` "float32" or "bfloat16".
+    `micro_batch` are the records that go through the net at a time, or "auto"; empty for all of a batch
+    (`speedo.engines.pytorch.micro_batch`).
     `python_layers` and `scratch` are those of `PycaffeEngine`, and are not needed here.
     """
 
@@ -91,7 +94,7 @@ class PytorchEngine:
         self._fields = SolverFields.from_solver(parameter)
         seed = int(parameter.random_seed)
         # Found faster on CPUs; on GPUs only the tensor cores, which float32 does not use, want this order.
-        channels_last = self._device.type == "cpu" or self._bfloat16
+        channels_last = self._device.type != "cuda" or self._bfloat16
         self._tests = TestNets(
             list(parameter.test_net_param),
             list(parameter.test_iter),
@@ -145,6 +148,11 @@ class PytorchEngine:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """See `ModelEngine.shapes`."""
         return self._net.shapes
+
+    def memory(self) -> StepMemory:
+        """See `ModelEngine.memory`."""
+        with self._open():
+            return step_memory(self._net, len(self._update.history))
 
     def next_batch(self) -> Mapping[str, Vector]:
         """See `ModelEngine.next_batch`."""
@@ -418,28 +426,6 @@ class PytorchEngine:
                 ) from error
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise EngineError(f"PyTorch failed: {first}") from error
-
-
-def copy_model(path: Path, net: Net) -> None:
-    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into those layers of the net that have their names.
-
-    Raises `EngineError`, and changes nothing, where a shape differs.
-    """
-    blobs: dict[tuple[str, int], Tensor] = {}
-    shared: set[tuple[str, int]] = set()
-    seen: set[int] = set()
-    names = []
-    for name, tensors in net.blobs_of_layers():
-        names.append(name)
-        for index, tensor in enumerate(tensors):
-            blobs[name, index] = tensor
-            if tensor.data_ptr() in seen:
-                shared.add((name, index))
-            seen.add(tensor.data_ptr())
-    shapes = [(*key, tuple(tensor.shape)) for key, tensor in blobs.items()]
-    found = matched(read_model(path), shapes, layers=names, shared=shared)
-    for key, values in found.items():
-        blobs[key].copy_(torch.from_numpy(np.array(values, np.float32)))
 
 
 def _use_threads(threads: int | None) -> None:

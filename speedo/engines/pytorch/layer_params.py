@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -43,4 +45,5 @@ def first_values(leaf: Tensor, layer: Layer, number: int, spec: BlobSpec) -> Non
             )
         leaf.copy_(torch.tensor(values, dtype=torch.float32).view(leaf.shape))
     elif spec.filler is not None:
-        leaf.copy_(fill(spec.filler, tuple(spec.shape)))
+        with leaf.device if leaf.is_meta else nullcontext():  # else they are drawn on the CPU
+            leaf.copy_(fill(spec.filler, tuple(spec.shape)))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.net import Net
+from speedo.engines.pytorch.step_memory import step_memory
 from speedo.engines.pytorch.wiring import Wired
 from speedo.errors import EngineError
 from speedo.system.free_memory import free_memory
@@ -118,17 +119,11 @@ class MicroBatches:
         return wired.layer.counted(self._net.value(wired.bottoms[1], part))
 
     def _first_size(self) -> int:
-        """The largest part, by halves, whose values and gradients take half of the free memory; a GPU tells itself."""
-        size = self.batch
+        """The largest part, by halves, whose step takes half of the free memory; a GPU tells itself."""
         if self._net.device.type == "cuda":
-            return size
-        for_one = sum(8 * shape.numel() for shape in map(torch.Size, self._net.all_shapes)) / max(
-            1, self.batch
-        )
-        free = free_memory() / 2
-        while size > 1 and size * for_one > free:
-            size = -(-size // 2)
-        return size
+            return self.batch
+        memory = step_memory(self._net, vectors=0)
+        return memory.largest_part(memory.parameters + free_memory() / 2) or 1
 
     def _keep_room(self) -> None:
         """After the first step on a GPU: halve the parts if it is nearly full."""

@@ -1,4 +1,4 @@
-"""The test nets of a solver, given the weights of one model after another: `speedo test` with PyTorch."""
+"""Weights of a file for a net; the test nets of a solver, with one model after another, for `speedo test`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from google.protobuf import text_format
+from torch import Tensor
 
 from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import Part, Share
 from speedo.engines.pytorch.devices import use_device
-from speedo.engines.pytorch.engine import copy_model
+from speedo.engines.pytorch.model_files import matched, read_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.errors import EngineError, SolverError
@@ -72,3 +74,25 @@ def load_checked(weights: Path, net: Net, untouched: float, check: Check) -> Non
     for name, blobs in net.blobs_of_layers():
         for index, blob in enumerate(blobs):
             check(weights, name, index, blob.cpu().numpy())
+
+
+def copy_model(path: Path, net: Net) -> None:
+    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into those layers of the net that have their names.
+
+    Raises `EngineError`, and changes nothing, where a shape differs.
+    """
+    blobs: dict[tuple[str, int], Tensor] = {}
+    shared: set[tuple[str, int]] = set()
+    seen: set[int] = set()
+    names = []
+    for name, tensors in net.blobs_of_layers():
+        names.append(name)
+        for index, tensor in enumerate(tensors):
+            blobs[name, index] = tensor
+            if tensor.data_ptr() in seen:
+                shared.add((name, index))
+            seen.add(tensor.data_ptr())
+    shapes = [(*key, tuple(tensor.shape)) for key, tensor in blobs.items()]
+    found = matched(read_model(path), shapes, layers=names, shared=shared)
+    for key, values in found.items():
+        blobs[key].copy_(torch.from_numpy(np.array(values, np.float32)))

@@ -192,7 +192,9 @@ class ParameterUpdate:
         numpy_rule = NUMPY_RULES[fields.type]
         self.history = torch.zeros(numpy_rule.vectors, layout.size, device=flat.device)
         self.updates = 0
-        self._pieces = list(self._all_at_once() if self._whole else self._in_blocks())
+        # Without memory there is nothing to update.
+        pieces = self._all_at_once if self._whole else self._in_blocks
+        self._pieces = [] if flat.is_meta else list(pieces())
         longest = max((piece.weights.numel() for piece in self._pieces), default=0)
         self._scratch = [torch.empty(longest, device=flat.device) for _ in range(3)]
         self._zeros = torch.zeros(0 if self._whole else longest, device=flat.device)

@@ -214,6 +214,8 @@ def prepared(wish: Wish, folder: Path, note: Callable[[str], None]) -> SolverCom
     """Read and check everything before the first run. Raises `ConfigError`, `SolverError`, `DataError`."""
     options = {**wish.options, "solver": wish.solver}
     spec = spec_of(options, engine_of(options, note))
+    for line in spec.left_out:
+        note(f"left out: {line}")
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset((spec.data_root or default_data_root()).absolute(), dataset, note)

@@ -43,7 +43,7 @@ def engine_of(options: Mapping[str, Any], note: Callable[[str], None]) -> Engine
 def spec_of(options: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     """The solver of a run with these options. Raises `SolverError`, `ConfigError`."""
     root, solver = options.get("data_root"), options.get("solver")
-    names = ("max_iter", "lr", "momentum", "weight_decay", "batch", "seed")
+    names = ("max_iter", "lr", "momentum", "weight_decay", "batch", "seed", "ignore_unknown")
     overrides = SolverOverrides(
         test_interval=options.get("test_interval") or None,
         cpu=choice.device == "cpu",

@@ -48,6 +48,7 @@ def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
         note,
         data_root=Path(root) if root else None,
         choice=engine_of(options, lambda _: None),
+        ignore_unknown=bool(options.get("ignore_unknown")),
     )
     batch = options.get("batch")
     if batch is not None and batch != found.batch_size:

@@ -5,40 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from speedo.run.config.run_config import DEFAULT_PORT
 from speedo.system.bounds import EngineName
 from speedo.system.cores import Bind
+
+if TYPE_CHECKING:  # the quick checks before each run do without
+    from speedo.engines.step_memory import StepMemory
 
 Level = Literal["ok", "warn", "fail"]
 Stage = Literal["installed", "resources"]
 """`installed`: what a run starts with. `resources`: what it takes, told at the end, when the net is known."""
 
 PROCESS_BYTES: Final = 150_000_000  # Python, Caffe's libraries and Ray's, in each of our processes
-CAFFE_MODELS: Final = 3  # weights, gradients and the solver's history
+TORCH_BYTES: Final = 210_000_000  # PyTorch more than Caffe, measured with 2.13 for the CPU
 OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was trained from
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """The built net: bytes of one exchange, and bytes of all activations of a worker.
+    """The built net: bytes of one exchange, and the memory of a step.
 
-    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories. `more` are
-    the bytes that the engine's libraries take in each process beyond Caffe's.
+    `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories. `micro_batch`
+    is the option. `devices` are the bytes of each GPU that workers compute on; none for the CPU.
     """
 
     nbytes: int
-    activations: int
+    step: StepMemory
     snapshots: int
-    more: int = 0
+    engine: EngineName = "caffe"
+    micro_batch: str = ""
+    devices: tuple[int, ...] = ()
 
     @property
-    def worker_bytes(self) -> int:
-        """Memory of one worker's process."""
-        return (
-            PROCESS_BYTES + self.more + self.activations + (CAFFE_MODELS + OWN_MODELS) * self.nbytes
-        )
+    def process_bytes(self) -> int:
+        """Memory of one of our processes besides the step."""
+        libraries = PROCESS_BYTES + (TORCH_BYTES if self.engine == "torch" else 0)
+        return libraries + OWN_MODELS * self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,23 @@ class Request:
     port: int = DEFAULT_PORT
     facts: dict[str, Any] | None = None
     own: bool = False
+    ignore_unknown: bool = False
+    micro_batch: str = ""
     net: Net | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of one check; `remedy` says what to do, and is empty if there is no problem."""
+    """The finding of one check; `remedy` says what to do, and is empty if there is no problem.
+
+    `rows` are the figures of a table in the text, for `--json`.
+    """
 
     name: str
     level: Level
     text: str
     remedy: str = ""
+    rows: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

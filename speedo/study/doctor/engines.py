@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, of_the_user
-from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, is_installed
+from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, EngineChoice, is_installed
 from speedo.engines.native_failures import describe_death
 from speedo.engines.openblas_kernels import use_the_processor
-from speedo.engines.pytorch.devices import load_torch, names_of_devices
+from speedo.engines.pytorch.devices import bytes_of_devices, load_torch, names_of_devices
 from speedo.errors import EngineError
 from speedo.study.doctor.base import Finding, fail, ok, warn
 from speedo.system.bounds import EngineName
@@ -31,10 +31,11 @@ _MARK: Final = "speedo-engine: "
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What was found: the finding, and the number of CUDA devices."""
+    """What was found: the finding, the number of CUDA devices, and the bytes of memory of each."""
 
     finding: Finding
     devices: int = 0
+    memory: tuple[int, ...] = ()
 
     @property
     def works(self) -> bool:
@@ -67,7 +68,7 @@ def torch() -> Torch:
         return Torch(answer)
     names = [f"cuda:{index} {name}" for index, name in enumerate(answer["devices"])]
     text = f"{answer['version']}, devices: cpu{''.join(f', {name}' for name in names)}"
-    return Torch(ok("torch", text), len(names))
+    return Torch(ok("torch", text), len(names), tuple(answer["memory"]))
 
 
 def _imported(engine: EngineName, name: str, slow: str, dead: str) -> dict[str, Any] | Finding:
@@ -126,6 +127,14 @@ def engines(caffe: Finding, found: Torch, wanted: EngineName, device: str) -> li
     return [caffe, torch_finding, last]
 
 
+def memory_of(found: Torch, choice: EngineChoice) -> tuple[int, ...]:
+    """The bytes of each GPU that workers with this choice compute on; none for the CPU."""
+    if choice.engine == "caffe" or choice.device == "cpu":
+        return ()
+    one = choice.device.removeprefix("cuda:")
+    return found.memory[int(one) : int(one) + 1] if one.isdigit() else found.memory
+
+
 def _with_device(found: Torch, device: str) -> Finding:
     """The finding of a PyTorch that works, for this --device."""
     number = int(device.removeprefix("cuda:")) if device.startswith("cuda:") else 0
@@ -140,7 +149,8 @@ def _with_device(found: Torch, device: str) -> Finding:
 def _facts(engine: str) -> dict[str, Any]:
     """The child's part. Raises what the import does."""
     if engine == "torch":
-        return {"version": str(load_torch().__version__), "devices": names_of_devices()}
+        version, memory = str(load_torch().__version__), bytes_of_devices()
+        return {"version": version, "devices": names_of_devices(), "memory": memory}
     caffe = load_caffe()
     return {
         "version": str(getattr(caffe, "__version__", "of unknown version")),

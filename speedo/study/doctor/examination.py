@@ -9,7 +9,7 @@ from speedo.engines.make import prepare_to_read
 from speedo.study.doctor.base import Finding, Request
 from speedo.study.doctor.checks import findings
 from speedo.study.doctor.cluster import examine_master, free_ports, own_redis, token
-from speedo.study.doctor.engines import engines, pycaffe, torch
+from speedo.study.doctor.engines import engines, memory_of, pycaffe, torch
 from speedo.study.doctor.solver import choice_of, examine_solver
 
 
@@ -36,6 +36,8 @@ def examine(request: Request) -> list[Finding]:
             if about_engines[-1].level == "ok":  # it checks the layers, and builds the net
                 prepare_to_read(choice.engine)
                 about_solver, net = examine_solver(request, facts, choice)
+                if net is not None:
+                    net = replace(net, devices=memory_of(about_torch.result(), choice))
     return [
         *installed,
         *about_engines,

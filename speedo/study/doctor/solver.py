@@ -26,10 +26,11 @@ from speedo.engines.solver.paths import SearchPath
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError, hide_secrets
 from speedo.run.chosen_solver import chosen_solver
+from speedo.run.config.engine_checks import problems_of_engine
 from speedo.run.datasets import preparable_dataset
 from speedo.run.remote_inputs import located
 from speedo.study.doctor.base import Finding, Net, Request, fail, ok, size, warn
-from speedo.study.doctor.checks.resources import TORCH_BYTES
+from speedo.study.doctor.step import step_finding
 
 BUILD_S: Final = 60.0
 
@@ -40,7 +41,11 @@ def choice_of(request: Request, facts: dict[str, Any]) -> EngineChoice:
         masters = EngineChoice(**facts["engine"])
         return replace(masters, device=request.device or masters.device)
     with suppress(SpeedoError):  # reported by the findings on engines
-        return EngineChoice(chosen_engine(request.engine)[0], request.device or "auto")
+        return EngineChoice(
+            chosen_engine(request.engine)[0],
+            request.device or "auto",
+            micro_batch=request.micro_batch,
+        )
     return CAFFE
 
 
@@ -59,6 +64,8 @@ def examine_solver(
                 "give SOLVER, or fix the master first",
             )
         ], None
+    if problems := problems_of_engine(choice):
+        return [fail("engine", text) for text in problems], None
     try:
         spec = _read(request, facts, choice)
     except SpeedoError as error:
@@ -69,6 +76,7 @@ def examine_solver(
             f"{spec.path}: {spec.net_name}, {spec.type}, {spec.max_iter} iterations of {spec.batch} samples",
         )
     ]
+    found += [ok("solver", f"left out: {line}") for line in spec.left_out]
     uri = uri_of(request.data_root)
     if uri is not None and any(spec.search.find(name) is None for name in files_named(spec)):
         found.append(
@@ -93,17 +101,18 @@ def examine_solver(
         net = _build(spec, choice)
     except SpeedoError as error:
         return [*found, *(fail("net", text) for text in _sentences(error))], None
-    found.append(_layout(net, facts))
+    assert net.memory is not None
+    found += [_layout(net, facts), step_finding(net.memory)]
     written = 1 + (spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0)
     models = written * (1 + RULES[spec.type].vectors)  # with the solver's history
-    return found, Net(
-        net.nbytes, net.activations, models, TORCH_BYTES if choice.engine == "torch" else 0
-    )
+    return found, Net(net.nbytes, net.memory, models, choice.engine, choice.micro_batch)
 
 
 def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     root = (located(request.data_root) or default_data_root()).absolute()
-    overrides = SolverOverrides(cpu=choice.device == "cpu", engine=choice.engine)
+    overrides = SolverOverrides(
+        cpu=choice.device == "cpu", engine=choice.engine, ignore_unknown=request.ignore_unknown
+    )
     if request.solver is None and facts:
         with tempfile.TemporaryDirectory(prefix="speedo-doctor-") as folder:
             path = Path(folder) / "the-master's-solver"
@@ -183,6 +192,7 @@ def _build(spec: SolverSpec, choice: EngineChoice) -> CaffeFacts:
             timeout=BUILD_S,
             origin=spec.net_files[0],
             choice=choice.on_cpu(),
+            memory=True,
         )
 
 

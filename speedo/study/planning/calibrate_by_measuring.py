@@ -96,6 +96,7 @@ def measure_solver(
     step_s: float | None = None,
     choice: EngineChoice = CAFFE,
     rule: str = AddDelta.name,
+    ignore_unknown: bool = False,
 ) -> Calibration:
     """Measure this solver; without one, that of the environment, or LeNet, whose data is made if it is missing.
 
@@ -103,8 +104,12 @@ def measure_solver(
     Raises `SolverError` with all that is wrong, `DataError`, `EngineError`, `StoreError`.
     """
     root = (data_root or default_data_root()).absolute()
-    overrides = SolverOverrides(cpu=choice.device == "cpu", engine=choice.engine)
+    overrides = SolverOverrides(
+        cpu=choice.device == "cpu", engine=choice.engine, ignore_unknown=ignore_unknown
+    )
     spec = read_solver(chosen_solver(solver), overrides=overrides, data_root=root)
+    for line in spec.left_out:
+        note(f"left out: {line}")
     dataset = preparable_dataset(spec)
     if dataset is not None:
         make_dataset(root, dataset, note)

@@ -29,6 +29,20 @@ def test_lack_of_memory_on_a_cpu_is_told_from_other_failures() -> None:
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_what_the_libraries_of_a_gpu_say_is_lack_of_memory(said: str) -> None:
+    from speedo.engines.pytorch.memory import is_lack_of_memory
+
+    assert is_lack_of_memory(RuntimeError(said))
+
+
+@pytest.mark.parametrize(
     ("where", "says"),
     [
         (

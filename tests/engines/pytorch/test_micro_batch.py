@@ -193,6 +193,20 @@ def test_parts_are_halved_until_a_step_fits_a_limit_that_the_whole_batch_exceeds
     assert 1 <= parts[2] <= 32
 
 
+@pytest.mark.parametrize("part", [64, 16, 1])
+def test_auto_begins_with_what_half_of_the_free_memory_takes(
+    part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = engine_of(LARGE, "")
+    memory = whole.memory()
+    whole.close()
+    free = 2 * (memory.of_parts(part) - memory.parameters)
+    monkeypatch.setattr("speedo.engines.pytorch.micro_batch.free_memory", lambda: free)
+    parts = engine_of(LARGE, "auto")
+    assert parts._micro.size == part
+    parts.close()
+
+
 def test_the_option_is_for_this_engine_and_a_number() -> None:
     assert make_config({"engine": "torch", "micro_batch": "auto"}).micro_batch == "auto"
     for options, words in (

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 import speedo
 from speedo.cli.main import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
+from speedo.engines.step_memory import LayerMemory, StepMemory
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
 from speedo.study.doctor import Finding, Request, examine
@@ -30,7 +31,8 @@ from speedo.system.cores import Machine
 from tests.support.commands import free_port
 from tests.support.nets import net_text, write_data, write_solver
 
-TINY = Net(nbytes=4000, activations=10_000, snapshots=0)
+STEP = StepMemory((LayerMemory("ip", "InnerProduct", 12_000, 10_000),), 0, 10)
+TINY = Net(nbytes=4000, step=STEP, snapshots=0)
 pycaffe_once, torch_once = cache(pycaffe), cache(torch)  # each imports its own in a child
 
 
@@ -322,7 +324,7 @@ def test_more_workers_than_there_is_room_for_are_told() -> None:
 def test_a_run_directory_needs_room_for_the_model(tmp_path: Path) -> None:
     (found,) = disk(Request(run_dir=tmp_path / "a" / "b", net=TINY))
     assert (found.level, str(tmp_path) in found.text) == ("ok", True)
-    (found,) = disk(Request(run_dir=tmp_path, net=Net(10**18, 0, 3)))
+    (found,) = disk(Request(run_dir=tmp_path, net=Net(10**18, STEP, 3)))
     assert (found.level, "make room" in found.remedy) == ("fail", True)
     (tmp_path / "file").touch()
     (found,) = run_dir(Request(run_dir=tmp_path / "file" / "run", net=TINY))
@@ -346,7 +348,7 @@ def test_sizes_are_written_as_people_do() -> None:
 
 
 def test_a_model_too_big_for_shared_memory_is_told_to_take_redis() -> None:
-    (found,) = exchange(Request(workers=2, net=Net(1 << 50, 0, 0)))
+    (found,) = exchange(Request(workers=2, net=Net(1 << 50, STEP, 0)))
     assert found.level == "warn"
     assert "go through Redis" in found.remedy
     (found,) = exchange(Request(workers=2, net=TINY))

@@ -18,7 +18,8 @@ class Prefetch:
     """
 
     def __init__(self, make: Callable[[], Batch], depth: int, name: str) -> None:
-        self._make, self._depth, self._name = make, depth, name
+        self.depth = depth
+        self._make, self._name = make, name
         self._changed = threading.Condition()
         self._ready: deque[Batch] = deque()
         self._error: BaseException | None = None
@@ -64,7 +65,7 @@ class Prefetch:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or len(self._ready) < self._depth)
+                self._changed.wait_for(lambda: self._stopping or len(self._ready) < self.depth)
                 if self._stopping:
                     return
             try:

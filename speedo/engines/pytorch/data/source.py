@@ -62,6 +62,11 @@ class BatchSource(SourceLayer):
     @abstractmethod
     def samples(self) -> int: ...
 
+    @property
+    def batches(self) -> int:
+        """How many batches are in memory at most: the step's, and those ahead of it with the one being made."""
+        return 1 if self._prefetch is None else 2 + self._prefetch.depth
+
     @abstractmethod
     def open(self) -> list[Shape]:
         """Check and open the source; the shapes of the tops."""

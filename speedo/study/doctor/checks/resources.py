@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from speedo.storage.shared_memory.folder import MEMORY, room_for
-from speedo.study.doctor.base import Check, Finding, Request, fail, graded, ok, size
+from speedo.study.doctor.base import Check, Finding, Net, Request, fail, graded, ok, size
+from speedo.system.cores import AUTO
 from speedo.system.free_memory import free_memory
 
 RAY_BYTES: Final = 400_000_000  # Ray's own processes on a node, and the command's: 164 MB of their own, the rest shared
-TORCH_BYTES: Final = 210_000_000  # PyTorch more than Caffe, measured with 2.13 for the CPU
 STORED_MODELS: Final = 2  # the center's present version and the next, while both are read
 TIGHT: Final = 0.8
 LEAST_DISK_BYTES: Final = 1_000_000  # to begin with
@@ -28,16 +28,52 @@ def memory(request: Request) -> Iterator[Finding]:
     if net is None:
         yield ok("memory", f"{size(free)} free; not compared, for the net could not be built")
         return
-    need = RAY_BYTES + request.workers * net.worker_bytes
-    text = f"{request.workers} workers with {size(net.worker_bytes)} each"
+    engines, rest = request.workers, RAY_BYTES + request.workers * net.process_bytes
+    others = ""
     if request.master is None:
-        store = (STORED_MODELS + request.workers) * net.nbytes
-        # The tester's nets hold what a worker's hold, or more; the master's engine computes no pass.
-        need += 2 * net.worker_bytes + (0 if request.redis else store)
-        text += ", master and tester" + ("" if request.redis else f", Redis with {size(store)}")
+        store = 0 if request.redis else (STORED_MODELS + request.workers) * net.nbytes
+        # A tester is counted as a worker. The master's engine computes no pass.
+        engines += 1
+        rest += 2 * net.process_bytes + net.step.parameters + store
+        others = ", master and tester" + (f", Redis with {size(store)}" if store else "")
+    if net.devices:
+        yield _of_devices(request.workers, net)
+        steps = 0
+    else:
+        steps = engines * _step_bytes(net, free / 2)  # with auto half of what is free
+    need = rest + steps
+    text = (
+        f"{request.workers} workers with {size(net.process_bytes + steps // engines)} each{others}"
+    )
     text += f": about {size(need)} of {size(free)} free"
-    remedy = "use fewer --workers here or a smaller --batch, or end what else takes memory"
+    remedy = f"{_smaller(net, (TIGHT * free - rest) / engines)}, or end what else takes memory"
     yield graded("memory", text, remedy, fails=need > free, warns=need > TIGHT * free)
+
+
+def _of_devices(workers: int, net: Net) -> Finding:
+    """The memory of the GPU that has the least, against the steps of its workers."""
+    each, least = -(-workers // len(net.devices)), min(net.devices)
+    need = each * _step_bytes(net, TIGHT * least / each)
+    text = f"{each} worker{'s' * (each > 1)} on each GPU: about {size(need)} of {size(least)}"
+    remedy = _smaller(net, TIGHT * least / each)
+    return graded("gpu-memory", text, remedy, fails=need > least, warns=need > TIGHT * least)
+
+
+def _step_bytes(net: Net, room: float) -> int:
+    """What a step takes with the parts that were asked for; with auto, of the size that fits the room."""
+    if not net.micro_batch:
+        return net.step.total
+    auto = net.micro_batch == AUTO
+    return net.step.of_parts(net.step.largest_part(room) or 1 if auto else int(net.micro_batch))
+
+
+def _smaller(net: Net, room: float) -> str:
+    """What makes a step take no more than this room."""
+    part = net.step.largest_part(room)
+    fewer = "use fewer --workers here or a smaller --batch"
+    if net.engine == "caffe":
+        return f"{fewer}, or --engine torch --micro-batch auto"
+    return f"use --micro-batch {part}, or fewer --workers here" if part else fewer
 
 
 def exchange(request: Request) -> Iterator[Finding]:
