@@ -122,7 +122,7 @@ def import_(
     ignore_unknown: bool | None,
     engine: EngineName | None,
 ) -> None:
-    """Write MODEL.caffemodel with the weights of FILE: an .onnx file, or a state dict of PyTorch (.pt).
+    """Write MODEL.caffemodel, or MODEL.caffemodel.h5, with the weights of FILE: an .onnx file, or a state dict (.pt).
 
     \b
     speedo import lenet.onnx --net deploy.prototxt lenet.caffemodel

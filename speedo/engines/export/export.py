@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -330,20 +330,26 @@ def _line(
     """What is in a file, and how far it is from the engine. Raises `EngineError` if that is too far."""
     apart: dict[str, float] = {}
     for one, found in zip(built.tries, ran, strict=True):
-        worst = difference(found, one.computed.outputs, str(path), choice.name)
+        worst = difference(found, one.computed.outputs, str(path), choice.name, made.found)
         apart[one.name] = max(worst, apart.get(one.name, 0.0))
     measured = ", ".join(f"{worst:.1e} on {name}" for name, worst in apart.items())
     count = sum(values.size for values in made.values.values())
-    ends = _ends(built.dims, made.inputs, made.outputs)
+    ends = _ends(built.dims, made.inputs, made.outputs, made.found)
     return f"{path}: {count:,} parameters, {ends}; differs from {choice.name} by at most {measured}"
 
 
-def _ends(dims: Mapping[str, Dims], inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> str:
+def _ends(
+    dims: Mapping[str, Dims],
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    found: Collection[str] = (),
+) -> str:
+    def sizes(name: str) -> str:
+        free = "found" if name in found else "batch"
+        return ", ".join(free if size is None else str(size) for size in dims[name])
+
     def listed(names: Mapping[str, Any]) -> str:
-        return ", ".join(
-            f"{name} ({', '.join('batch' if size is None else str(size) for size in dims[name])})"
-            for name in names
-        )
+        return ", ".join(f"{name} ({sizes(name)})" for name in names)
 
     return f"{listed(inputs)} -> {listed(outputs)}"
 

@@ -27,6 +27,8 @@ class LayerExport(ABC):
 
     # The names of its blobs, in Caffe's order.
     blob_names: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    # Whether its top has a row for each thing that it finds, in an order that rounding may change.
+    searches: ClassVar[bool] = False
 
     def __init__(self, step: Step) -> None:
         self.step = step

@@ -49,6 +49,12 @@ class Layered:
         steps = [layer.step for layer in self.layers]
         return {key: owner for s in steps for key, owner in zip(s.keys, s.owners, strict=True)}
 
+    @property
+    def found(self) -> frozenset[str]:
+        """The outputs that have a row for each thing that was found."""
+        tops = (top for layer in self.layers if layer.searches for top in layer.param.top)
+        return frozenset(tops).intersection(self.outputs)
+
     def as_onnx(self) -> bytes:
         """An ONNX file. Raises `SolverError` with each layer without an equal, `FixedBatchError`."""
         graph = Graph(self.values)
@@ -73,7 +79,7 @@ class Layered:
             )
         self._check(problems)
         outputs = {name: (present[name], dims) for name, dims in self.outputs.items()}
-        return graph.model(self.name, self.inputs, outputs)
+        return graph.model(self.name, self.inputs, outputs, self.found)
 
     def as_torch(self, title: str) -> str:
         """The text of a Python module. Raises `SolverError` with each layer without an equal, `FixedBatchError`."""

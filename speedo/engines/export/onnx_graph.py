@@ -6,7 +6,7 @@ bit for bit. The package `onnx` is imported when a graph is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -116,15 +116,22 @@ class Graph:
         return {old: renamed.get(old, old) for old in tops}
 
     def model(
-        self, name: str, inputs: Mapping[str, Dims], outputs: Mapping[str, tuple[str, Dims]]
+        self,
+        name: str,
+        inputs: Mapping[str, Dims],
+        outputs: Mapping[str, tuple[str, Dims]],
+        found: Collection[str] = (),
     ) -> bytes:
-        """The file. `outputs` have the names of their values; `EngineError` if it is beyond protobuf's limit."""
+        """The file. `outputs` have the names of their values; the free size of those in `found` is not the batch.
+
+        `EngineError` if it is beyond protobuf's limit.
+        """
         helper, onnx = self._onnx.helper, self._onnx
         ends = []
         for output, (value, dims) in outputs.items():
             if value != output:  # an input or a value under another name
                 self._nodes.append(helper.make_node("Identity", [value], [output], name=output))
-            ends.append(self._described(output, dims))
+            ends.append(self._described(output, dims, "found" if output in found else "batch"))
         used = {name for node in self._nodes for name in node.input}
         kept = [one for key, one in self._initializers.items() if key in used]
         if sum(len(one.raw_data) for one in kept) > LIMIT - (1 << 20):
@@ -141,6 +148,6 @@ class Graph:
         onnx.checker.check_model(model)
         return bytes(model.SerializeToString())
 
-    def _described(self, name: str, dims: Dims) -> Any:
-        sizes = ["batch" if size is None else size for size in dims]
+    def _described(self, name: str, dims: Dims, free: str = "batch") -> Any:
+        sizes = [free if size is None else size for size in dims]
         return self._onnx.helper.make_tensor_value_info(name, self._onnx.TensorProto.FLOAT, sizes)

@@ -1,10 +1,10 @@
-"""Takes the weights of an ONNX file or of a PyTorch state dict back into a `.caffemodel`."""
+"""Takes the weights of an ONNX file or of a PyTorch state dict back into a `.caffemodel` or a `.caffemodel.h5`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from speedo.engines.export.steps import Shape, identifiers
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.pytorch.model_files import write_model
+from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.errors import ConfigError, SolverError
+from speedo.exchange.vector import Blob, Layout
 from speedo.system.files import open_to_read, written_whole
 from speedo.system.remedies import needed
 
@@ -33,7 +35,10 @@ def import_weights(
     scratch: Path,
     ignore_unknown: bool = False,
 ) -> str:
-    """Write the `.caffemodel`; a line about it. Raises `ConfigError`, `EngineError`; then nothing is written."""
+    """Write the model, in HDF5 if its name ends in `.h5`; a line about it.
+
+    Raises `ConfigError`, `EngineError`; then nothing is written.
+    """
     if not model.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {model.parent}: make it first")
     source = read_source(net, data_root, choice, ignore_unknown)
@@ -54,9 +59,12 @@ def import_weights(
         (layer, blobs.get(layer.name, []) if layer.name in params else [])
         for layer in deploy.net.layer
     ]
-    part = scratch / "model.caffemodel"
-    with part.open("wb") as out:
-        write_model(out, str(deploy.net.name), written)
+    part = scratch / f"model.caffemodel{'.h5' if model.suffix == '.h5' else ''}"
+    with part.open("w+b") as out:
+        if model.suffix == ".h5":
+            _write_hdf5(out, model, written)
+        else:
+            write_model(out, str(deploy.net.name), written)
     trials.engine([(deploy.net, drawn)], part)
     try:
         with part.open("rb") as source_file, written_whole(model) as out:
@@ -65,6 +73,24 @@ def import_weights(
         raise ConfigError(f"{model} cannot be written: {error.strerror or error}") from error
     count = sum(values.size for own in blobs.values() for values in own)
     return f"{model}: {count:,} values in {len(blobs)} layers, from {file}"
+
+
+def _write_hdf5(
+    out: IO[bytes], model: Path, written: Sequence[tuple[Any, Sequence[Values]]]
+) -> None:
+    """Raises `ConfigError` for a name that Caffe does not find there."""
+    blobs: list[Blob] = []
+    values: list[Values] = []
+    for layer, own in written:
+        if own and "/" in layer.name:
+            raise ConfigError(
+                f"{model}: Caffe does not find layer {layer.name!r} in HDF5, because of the slash in its name: give a "
+                "name that ends in .caffemodel"
+            )
+        blobs += [Blob(f"{layer.name}/{at}", one.shape) for at, one in enumerate(own)]
+        values += [one.reshape(-1) for one in own]
+    names = [str(layer.name) for layer, _ in written]
+    write_model_hdf5(names, Layout(tuple(blobs)), np.concatenate(values), out)
 
 
 def _blobs(

@@ -34,8 +34,10 @@ def parsed(text: str) -> Any:
     return text_format.Parse(text, load_caffe().proto.caffe_pb2.NetParameter())
 
 
-def on_pycaffe(net: Any, folder: Path, batches: tuple[int, ...] = BATCHES) -> Tried:
-    """Compute a deploy net with random weights, and export it."""
+def on_pycaffe(
+    net: Any, folder: Path, batches: tuple[int, ...] = BATCHES, weights: Path | None = None
+) -> Tried:
+    """Compute a deploy net with these weights, or with random ones, and export it."""
     caffe = load_caffe()
     caffe.set_mode_cpu()
     inputs, outputs, shapes = [], [], []
@@ -45,10 +47,10 @@ def on_pycaffe(net: Any, folder: Path, batches: tuple[int, ...] = BATCHES) -> Tr
         sized = with_batch(net, batch)
         path = folder / f"net{batch}.prototxt"
         path.write_text(text_format.MessageToString(sized))
-        built = caffe.Net(str(path), caffe.TEST)
+        built = caffe.Net(str(path), *([] if weights is None else [str(weights)]), caffe.TEST)
         kinds = {layer.name: layer.type for layer in net.layer}
         rng = np.random.default_rng(3)
-        for name, own in built.params.items():
+        for name, own in built.params.items() if weights is None else ():
             fill(own, kinds[name], rng)
         if not blobs:
             for name, own in built.params.items():

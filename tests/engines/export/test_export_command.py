@@ -80,6 +80,7 @@ def test_a_model_goes_out_in_each_form_and_comes_back_to_the_bit(
         back = speedo("import", file, "--net", "deploy.prototxt", f"{file}.caffemodel")
         assert back.exit_code == 0, back.output
         assert blobs_of(home / f"{file}.caffemodel") == blobs_of(home / "model.caffemodel")
+    assert (home / "n.onnx.caffemodel").read_bytes() == (home / "n.pt.caffemodel").read_bytes()
 
     program = (
         "import sys, torch, runpy\n"
@@ -167,16 +168,50 @@ def test_a_field_that_no_caffe_has_is_left_out_if_asked(desk: Path) -> None:
     assert "engine_of_ours" not in (desk / "d.prototxt").read_text()
 
 
-def test_a_net_in_the_former_format_is_exported(desk: Path) -> None:
-    (desk / "old.prototxt").write_text(
-        'name: "old" input: "data" input_dim: 3 input_dim: 1 input_dim: 8 input_dim: 8\n'
-        'layers { name: "conv1" type: CONVOLUTION bottom: "data" top: "conv1" blobs_lr: 1\n'
-        "  convolution_param { num_output: 8 kernel_size: 3 } }\n"
-        'layers { name: "prob" type: SOFTMAX bottom: "conv1" top: "prob" }\n'
-    )
-    done = speedo("export", "model.caffemodel", "--net", "old.prototxt", "--onnx", "n.onnx")
+OLD = 'name: "old" input: "data" input_dim: 3 input_dim: 1 input_dim: 8 input_dim: 8\n'
+SECOND = """
+layers { name: "conv1" type: CONVOLUTION bottom: "data" top: "conv1" blobs_lr: 1
+  convolution_param { num_output: 8 kernel_size: 3 } }
+layers { name: "prob" type: SOFTMAX bottom: "conv1" top: "prob" }
+"""
+FIRST = """
+layers { layer { name: "conv1" type: "conv" num_output: 8 kernelsize: 3 blobs_lr: 1 } bottom: "data" top: "conv1" }
+layers { layer { name: "prob" type: "softmax" } bottom: "conv1" top: "prob" }
+"""
+
+
+def test_nets_and_models_of_each_former_format_and_in_hdf5_are_the_same_net(desk: Path) -> None:
+    (desk / "first.prototxt").write_text(OLD + FIRST)
+    (desk / "second.prototxt").write_text(OLD + SECOND)
+    held = blobs_of(desk / "model.caffemodel")["conv1"]
+    first: Any = load_caffe().proto.caffe_pb2.NetParameter()
+    layer = first.layers.add().layer
+    layer.name, layer.type, layer.num_output, layer.kernelsize = "conv1", "conv", 8, 3
+    for values, sizes in zip(held, ((8, 1, 3, 3), (1, 1, 1, 8)), strict=True):
+        blob = layer.blobs.add()
+        blob.num, blob.channels, blob.height, blob.width = sizes
+        blob.data.extend(np.frombuffer(values, np.float32))
+    (desk / "first.caffemodel").write_bytes(first.SerializeToString())
+
+    done = speedo("export", "first.caffemodel", "--net", "first.prototxt", "--onnx", "first.onnx")
     assert done.exit_code == 0, done.output
-    assert "n.onnx: 80 parameters, data (batch, 1, 8, 8) -> prob (batch, 8, 6, 6)" in done.output
+    assert (
+        "first.onnx: 80 parameters, data (batch, 1, 8, 8) -> prob (batch, 8, 6, 6)" in done.output
+    )
+    done = speedo("import", "first.onnx", "--net", "second.prototxt", "back.caffemodel.h5")
+    assert done.exit_code == 0, done.output
+    assert blobs_of(desk / "back.caffemodel.h5")["conv1"] == held
+    done = speedo("export", "back.caffemodel.h5", "--net", "second.prototxt", "--onnx", "n.onnx")
+    assert done.exit_code == 0, done.output
+    assert (desk / "n.onnx").read_bytes() == (desk / "first.onnx").read_bytes()
+
+    # An identifier of Python is the same for both names.
+    (desk / "slash.prototxt").write_text(OLD + SECOND.replace('name: "conv1"', 'name: "conv1/"'))
+    done = speedo("import", "first.onnx", "--net", "slash.prototxt", "new.caffemodel.h5")
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert "does not find layer 'conv1/' in HDF5, because of the slash in its name" in done.output
+    assert not (desk / "new.caffemodel.h5").exists()
 
 
 def test_a_net_whose_batch_is_fixed_is_exported_with_it_and_says_why(desk: Path) -> None:

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.export.differences import difference
 from speedo.engines.export.layer_export import exporters
-from speedo.errors import SolverError
+from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import (
     in_onnx_runtime,
     in_pytorch,
@@ -199,6 +199,65 @@ def test_the_boxes_of_a_detector_are_constants() -> None:
         assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "PyTorch") < CLOSE
     with pytest.raises(SolverError, match="has its boxes in no state dict"):
         tried.made.as_torch("boxes")
+
+
+PRIORS = 60
+
+
+def detection(options: str, classes: int, locations: int = 1) -> Any:
+    """A net of DetectionOutput alone."""
+    text = one(
+        f'type: "DetectionOutput" detection_output_param {{ num_classes: {classes} {options} }}',
+        (2, PRIORS * 4 * locations), (2, PRIORS * classes), (1, 2, PRIORS * 4),
+    )  # fmt: skip
+    return on_torch(text_format.Parse(text, caffe_pb2.NetParameter()))
+
+
+@pytest.mark.parametrize(
+    ("options", "classes", "locations"),
+    [
+        ("nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 10 confidence_threshold: 0.2", 3, 1),
+        ("nms_param { nms_threshold: 0.3 } share_location: false background_label_id: 1", 4, 4),
+        (("nms_param { nms_threshold: 0.6 top_k: 400 } keep_top_k: 500 variance_encoded_in_target: true "
+         "background_label_id: -1 confidence_threshold: 1.49"), 2, 1),
+    ],
+)  # fmt: skip
+def test_the_boxes_that_are_left_are_the_engines(
+    options: str, classes: int, locations: int
+) -> None:
+    tried = detection(f"code_type: CENTER_SIZE {options}", classes, locations)
+    content = tried.made.as_onnx()
+    counts = []
+    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
+        found = in_onnx_runtime(content, inputs)
+        assert difference(found, outputs, "ONNX", "PyTorch") < CLOSE
+        counts += [list(outputs["out/0"][0, 0, :, 0]).count(image) for image in range(7)]
+    assert max(counts) > 1
+    if "1.49" in options:
+        assert -1.0 in tried.outputs[1]["out/0"][..., 1], "no image is without a box"
+    with pytest.raises(SolverError, match="leave the layer out of --net"):
+        tried.made.as_torch("boxes")
+
+
+def test_boxes_of_another_code_have_no_equal() -> None:
+    tried = detection("code_type: CORNER", 2)
+    with pytest.raises(SolverError, match="with code_type: CENTER_SIZE and eta: 1 only"):
+        tried.made.as_onnx()
+
+
+def test_rows_of_boxes_may_change_places_and_one_in_a_hundred_may_be_missing() -> None:
+    rows = np.random.default_rng(1).random((1, 1, 200, 7), np.float32)
+    rows[..., :2] = 3
+    turned = rows[:, :, ::-1] + np.float32(1e-6)
+
+    def apart(ours: Any) -> float:
+        return difference({"x": ours}, {"x": rows}, "ONNX", "PyTorch", {"x"})
+
+    assert 5e-7 < apart(turned) < 2e-6
+    assert apart(turned[:, :, 2:]) < 2e-6
+    for wrong in (turned[:, :, 3:], turned + np.float32(1e-3), turned[:, :, [0] * 200]):
+        with pytest.raises(EngineError):
+            apart(wrong)
 
 
 def came_back(tried: Any, content: bytes) -> None:

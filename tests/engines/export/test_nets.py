@@ -1,20 +1,39 @@
-"""Whole nets: what a deploy net keeps of a train net, and Caffe's own nets, exported and compared with pycaffe."""
+"""Whole nets: what a deploy net keeps of a train net; Caffe's and published ones, exported, compared with pycaffe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.export.deploy import Deploy, batch_axes, deploy_of, is_whole, with_batch
 from speedo.engines.export.differences import difference
 from speedo.engines.solver.state import filter_net
-from tests.engines.export.in_process import in_onnx_runtime, in_pytorch, on_pycaffe, parsed
+from tests.engines.export.in_process import (
+    Tried,
+    in_onnx_runtime,
+    in_pytorch,
+    on_pycaffe,
+    on_torch,
+    parsed,
+)
 from tests.engines.pytorch.test_caffes_nets import SIZES, VECTOR, archived_nets, nets
 from tests.engines.pytorch.test_caffes_nets import parsed as upgraded
+from tests.support.detection import SIDE, ssd_net
+from tests.support.published_nets import (
+    Published,
+    fcn_8s,
+    lrcn,
+    mobilenet,
+    resnet,
+    save_weights,
+    squeezenet,
+)
 from tests.support.siamese import NET as SIAMESE
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
@@ -120,11 +139,8 @@ def test_twins_share_their_parameters_in_each_form(tmp_path: Path) -> None:
 
     made = deploy(SIAMESE, sizes=(2, 8, 8))
     tried = on_pycaffe(made.net, tmp_path)
-    content = tried.made.as_onnx()
-    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
-        assert sorted(outputs) == ["feat1", "feat2"]
-        assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "Caffe") < CLOSE
-        assert difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe") < CLOSE
+    assert sorted(tried.outputs[0]) == ["feat1", "feat2"]
+    assert_exact("twins", tried)
     namespace: dict[str, Any] = {"__file__": "net.py"}
     exec(tried.made.as_torch("twins"), namespace)
     net = namespace["Net"]()
@@ -143,59 +159,69 @@ def test_in_place_layers_give_their_last_value_the_blobs_name(tmp_path: Path) ->
         'layer { name: "d" type: "Dropout" bottom: "y" top: "y" }'
     )
     tried = on_pycaffe(parsed(text), tmp_path)
-    content = tried.made.as_onnx()
-    model = onnx.load_model_from_string(content)
+    model = onnx.load_model_from_string(tried.made.as_onnx())
     assert [output.name for output in model.graph.output] == ["y"]
-    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
-        assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "Caffe") < CLOSE
-        assert difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe") < CLOSE
+    assert_exact("in place", tried)
 
 
-def conv(name: str, bottom: str, outputs: int, options: str) -> str:
-    return (
-        f'layer {{ name: "{name}" type: "Convolution" bottom: "{bottom}" top: "{name}" '
-        f"convolution_param {{ num_output: {outputs} {options} }} }}\n"
-    )
+def published() -> Iterator[Any]:
+    """The nets of `tests.support.published_nets`, small; and those of the papers' sizes for `make faults`."""
+    small = [
+        squeezenet(64),
+        resnet(18, 64),
+        resnet(50, 64),
+        mobilenet(64),
+        fcn_8s(32, 4),
+        lrcn(4, 50, 12, 9),
+    ]
+    for net in small:
+        yield pytest.param(net, id=net.name)
+    for net in (squeezenet(), resnet(50), mobilenet(), fcn_8s(224, 16), lrcn()):
+        yield pytest.param(net, id=f"{net.name}, whole", marks=pytest.mark.matrix)
 
 
-def normalized(name: str) -> str:
-    return "".join(
-        f'layer {{ name: "{name}/{kind}" type: "{kind}" bottom: "{name}" top: "{name}" {more} }}\n'
-        for kind, more in (
-            ("BatchNorm", ""),
-            ("Scale", "scale_param { bias_term: true }"),
-            ("ReLU", ""),
+@pytest.mark.parametrize("net", list(published()))
+def test_a_published_net_is_exported_from_its_train_and_from_its_deploy_net(
+    net: Published, tmp_path: Path
+) -> None:
+    pb2 = load_caffe().proto.caffe_pb2
+    theirs = deploy(net.deploy())
+    for phase in (pb2.TRAIN, pb2.TEST):
+        filtered = filter_net(upgraded(net.train()), phase, None, "net")
+        made = deploy_of(
+            filtered, lambda layer, tops: {top: theirs.inputs[top] for top in tops}, "net"
         )
-    )
+        assert made.net == theirs.net
+    weights = tmp_path / "net.caffemodel"
+    save_weights(with_batch(theirs.net, 7), weights)
+    tried = on_pycaffe(theirs.net, tmp_path, weights=weights)
+    trained = {layer.name for layer in theirs.net.layer if layer.type != "BatchNorm"}
+    count = sum(one.size for own in tried.model.layers for one in own.blobs if own.name in trained)
+    assert count == net.parameters or not net.parameters
+    assert_exact(net.name, tried)
 
 
-IMAGES = 'layer { name: "data" type: "Data" top: "data" top: "label" data_param { source: "x" batch_size: 2 } }\n'
-END = SCORES.replace('"data"', '"last"') + SOFTMAX_LOSS
-BLOCKS = {
-    "residual": IMAGES + conv("a", "data", 6, "kernel_size: 3 pad: 1 bias_term: false") + normalized("a")
-    + conv("b", "a", 6, "kernel_size: 3 pad: 1 bias_term: false") + normalized("b")
-    + 'layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }\n'
-    + 'layer { name: "last" type: "Pooling" bottom: "sum" top: "last" '
-    "pooling_param { pool: AVE global_pooling: true } }\n" + END,
-    "fire": IMAGES + conv("squeeze", "data", 3, "kernel_size: 1") + conv("e1", "squeeze", 4, "kernel_size: 1")
-    + conv("e3", "squeeze", 4, "kernel_size: 3 pad: 1")
-    + 'layer { name: "joined" type: "Concat" bottom: "e1" bottom: "e3" top: "joined" }\n'
-    + 'layer { name: "last" type: "Pooling" bottom: "joined" top: "last" pooling_param { kernel_size: 3 stride: 2 } }\n'
-    + END,
-    "depthwise": IMAGES + conv("wide", "data", 8, "kernel_size: 1") + normalized("wide")
-    + conv("depth", "wide", 8, "kernel_size: 3 stride: 2 pad: 1 group: 8 bias_term: false") + normalized("depth")
-    + conv("last", "depth", 4, "kernel_size: 1") + END,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_the_blocks_of_later_nets_are_exported_from_a_train_net(name: str, tmp_path: Path) -> None:
-    tried = on_pycaffe(deploy(BLOCKS[name], "TRAIN", (3, 9, 9)).net, tmp_path)
+def assert_exact(name: str, tried: Tried) -> None:
+    """Both forms compute what pycaffe computes, but for rounding."""
     content = tried.made.as_onnx()
     for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
-        assert list(outputs) == ["prob"]
-        assert difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "Caffe") < CLOSE
-        assert difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe") < CLOSE
+        in_onnx = difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "Caffe")
+        in_torch = difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe")
+        print(f"{name}: ONNX {in_onnx:.1e}, PyTorch {in_torch:.1e}")
+        assert max(in_onnx, in_torch) < CLOSE
+
+
+def test_a_detector_is_exported_with_its_search_for_boxes() -> None:
+    net: Any = text_format.Parse(ssd_net(2, 2), caffe_pb2.NetParameter())
+    filtered = filter_net(net, caffe_pb2.TEST, None, "net")
+    made = deploy_of(filtered, lambda layer, tops: dict.fromkeys(tops, (2, 3, SIDE, SIDE)), "net")
+    assert kept(made)[-1][1] == "DetectionOutput"
+    tried = on_torch(made.net)
+    content = tried.made.as_onnx()
+    assert tried.made.found == {"detection_out"}
+    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
+        found = in_onnx_runtime(content, inputs)
+        assert difference(found, outputs, "ONNX", "PyTorch", tried.made.found) < CLOSE
 
 
 def large(name: str) -> bool:
@@ -205,7 +231,7 @@ def large(name: str) -> bool:
 def reads_files(name: str) -> bool:
     """Whether the records of this archived net do not come from code."""
     layers = upgraded(archived_nets()[name]).layer
-    return all(layer.type not in ("Python", "WindowData", "MemoryData") for layer in layers)
+    return all(layer.type not in ("Python", "MemoryData") for layer in layers)
 
 
 def shrunk(name: str) -> Deploy:
@@ -231,13 +257,7 @@ def shrunk(name: str) -> Deploy:
 def test_a_net_of_caffe_is_exported_within_rounding(name: str, tmp_path: Path) -> None:
     made = shrunk(name)
     assert batch_axes(made.net)
-    tried = on_pycaffe(with_batch(made.net, 2), tmp_path)
-    content = tried.made.as_onnx()
-    for inputs, outputs in zip(tried.inputs, tried.outputs, strict=True):
-        in_onnx = difference(in_onnx_runtime(content, inputs), outputs, "ONNX", "Caffe")
-        in_torch = difference(in_pytorch(tried.made, inputs), outputs, "PyTorch", "Caffe")
-        print(f"{name}: ONNX {in_onnx:.1e}, PyTorch {in_torch:.1e}")
-        assert max(in_onnx, in_torch) < CLOSE
+    assert_exact(name, on_pycaffe(with_batch(made.net, 2), tmp_path))
 
 
 @pytest.mark.parametrize(

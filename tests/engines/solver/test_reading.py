@@ -13,7 +13,7 @@ from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import SolverOverrides, SolverSpec, read_solver, solver_for_worker
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.errors import SolverError
-from tests.support.nets import LENET, LOSS, Sequential, net_text, write_solver
+from tests.support.nets import LENET, Sequential, net_text, records, write_solver
 
 pytestmark = pytest.mark.caffe
 
@@ -194,6 +194,98 @@ def test_the_old_layer_format_trains_as_caffe_reads_it(home: Path) -> None:
     np.testing.assert_array_equal(found, plain.weights())
 
 
+FIRST_NET = """
+name: "first"
+layers { layer { name: "data" type: "hdf5_data" source: "FOLDER/list" batchsize: 8 } top: "data" top: "label" }
+layers { layer { name: "pad1" type: "padding" pad: 1 } bottom: "data" top: "pad1" }
+layers { layer { name: "conv1" type: "conv" num_output: 6 kernelsize: 3 stride: 2 blobs_lr: 1 blobs_lr: 2
+  weight_decay: 1 weight_decay: 0 weight_filler { type: "xavier" } bias_filler { type: "constant" value: 0.1 } }
+  bottom: "pad1" top: "conv1" }
+layers { layer { name: "conv2" type: "conv" num_output: 4 kernelsize: 3 group: 2 pad: 1 biasterm: false
+  weight_filler { type: "gaussian" std: 0.1 } } bottom: "conv1" top: "conv2" }
+layers { layer { name: "relu" type: "relu" } bottom: "conv2" top: "conv2" }
+layers { layer { name: "pool" type: "pool" pool: AVE kernelsize: 3 stride: 2 } bottom: "conv2" top: "pool" }
+layers { layer { name: "norm" type: "lrn" local_size: 3 alpha: 0.001 beta: 0.5 } bottom: "pool" top: "norm" }
+layers { layer { name: "both" type: "concat" concat_dim: 2 } bottom: "norm" bottom: "pool" top: "both" }
+layers { layer { name: "ip" type: "innerproduct" num_output: 4 weight_filler { type: "xavier" } }
+  bottom: "both" top: "ip" }
+layers { layer { name: "loss" type: "softmax_loss" } bottom: "ip" bottom: "label" }
+"""
+
+
+def test_the_first_layer_format_trains_as_caffe_reads_it(home: Path) -> None:
+    import h5py
+
+    images, labels = records(32)
+    with h5py.File(home / "records.h5", "w") as file:
+        file["data"], file["label"] = images.astype(np.float32) / 256, labels.astype(np.float32)
+    (home / "list").write_text(f"{home}/records.h5\n")
+    path = write_solver(
+        home, FIRST_NET.replace("FOLDER", str(home)), test_iter=None, test_interval=None,
+        net=f'"{home / "net.prototxt"}"',
+    )  # fmt: skip
+    plain = Sequential(path.read_text(), home)
+    spec = read_solver(path)
+    assert spec.layer_types == (
+        "HDF5Data", "Convolution", "ReLU", "Pooling", "LRN", "Concat", "InnerProduct", "SoftmaxWithLoss",
+    )  # fmt: skip
+    text = solver_for_worker(spec, rank=0, count=1, batch_size=8)
+    engine = PycaffeEngine(text, lr_policy=spec.lr_policy)
+    found = engine.layout.zeros()
+    engine.step(5)
+    plain.step(5)
+    engine.read_weights(found)
+    np.testing.assert_array_equal(found, plain.weights())
+
+
+@pytest.mark.parametrize(
+    ("first", "today"),
+    [
+        (
+            'type: "data" source: "x" batchsize: 3 rand_skip: 4 scale: 0.5 meanfile: "m" cropsize: 6 mirror: true',
+            (
+                'type: "Data" data_param { source: "x" batch_size: 3 rand_skip: 4 } '
+                'transform_param { scale: 0.5 mean_file: "m" crop_size: 6 mirror: true }'
+            ),
+        ),
+        (
+            'type: "images" source: "x" batchsize: 3 shuffle_images: true new_height: 7 new_width: 8',
+            'type: "ImageData" image_data_param { source: "x" batch_size: 3 shuffle: true new_height: 7 new_width: 8 }',
+        ),
+        (
+            (
+                'type: "window_data" source: "x" batchsize: 3 det_fg_threshold: 0.25 det_bg_threshold: 0.125 '
+                'det_fg_fraction: 0.5 det_context_pad: 2 det_crop_mode: "square"'
+            ),
+            (
+                'type: "WindowData" window_data_param { source: "x" batch_size: 3 fg_threshold: 0.25 '
+                'bg_threshold: 0.125 fg_fraction: 0.5 context_pad: 2 crop_mode: "square" }'
+            ),
+        ),
+        (
+            'type: "hdf5_output" hdf5_output_param { file_name: "x" }',
+            'type: "HDF5Output" hdf5_output_param { file_name: "x" }',
+        ),
+        (
+            'type: "dropout" dropout_ratio: 0.25',
+            'type: "Dropout" dropout_param { dropout_ratio: 0.25 }',
+        ),
+        (
+            'type: "infogain_loss" source: "x"',
+            'type: "InfogainLoss" infogain_loss_param { source: "x" }',
+        ),
+    ],
+)
+def test_layers_of_the_first_format_keep_each_option(first: str, today: str) -> None:
+    from speedo.engines.solver.upgrade import upgrade_net
+
+    net, expected = (caffe_proto().NetParameter() for _ in range(2))
+    parse_text(f'layers {{ layer {{ name: "x" {first} }} top: "y" }}', net)
+    parse_text(f'layer {{ name: "x" {today} top: "y" }}', expected)
+    upgrade_net(net, "net")
+    assert net == expected
+
+
 def test_every_old_layer_type_has_its_name_of_today(home: Path) -> None:
     from speedo.engines.caffe_import import load_caffe
     from speedo.engines.solver.upgrade import upgrade_net
@@ -237,14 +329,17 @@ def test_old_batch_norm_parameters_are_held_fixed(home: Path) -> None:
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        ('layers { layer { name: "x" type: "conv" } }', "first format"),
+        ('layers { layer { name: "x" type: "cov" } }', "layer 'x' has the type 'cov', which is none of Caffe's first"),
+        ('layers { layer { name: "x" type: "relu" stride: 2 } }', r"layer 'x' \(relu\) takes no 'stride': remove it"),
+        (('layers { layer { name: "p" type: "padding" pad: 1 } bottom: "a" top: "b" } '
+         'layers { layer { name: "x" type: "relu" } bottom: "b" top: "c" }'), "'x' reads the padding layer 'p'"),
         ('layers { name: "x" type: RELU } layer { name: "y" }', "both `layer` and `layers`"),
         ('input: "a" input: "b" input_dim: [1, 2, 3, 4]', "has 2 `input` but 1 shapes"),
     ],
-)
+)  # fmt: skip
 def test_nets_that_cannot_be_upgraded_are_refused(tmp_path: Path, net: str, words: str) -> None:
     with pytest.raises(SolverError, match=words):
-        read_solver(write_solver(tmp_path, net + LOSS))
+        read_solver(write_solver(tmp_path, net))
 
 
 def test_an_unset_snapshot_prefix_is_the_solver_and_a_folder_gets_its_name(

@@ -233,10 +233,6 @@ class _Search(LayerExport):
         raise NoEqual(_LEAVE_OUT)
 
 
-class DetectionOutput(_Search):
-    pass
-
-
 class Proposal(_Search):
     pass
 
@@ -257,7 +253,6 @@ EXPORTS: Final = (
     Upsample,
     ROIPooling,
     PriorBox,
-    DetectionOutput,
     Proposal,
     PSROIPooling,
 )
