@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +77,8 @@ def _joined(what: str, failures: Sequence[str], remedy: str) -> str:
 
 def _transfer(url: str, target: Path, timeout_seconds: float, progress: Progress) -> None:
     """Errors of the network become DataError; those of the disk stay OSError."""
+    import urllib.request  # which a run that has its data need not load
+
     request = urllib.request.Request(url, headers={"User-Agent": "speedo"})
     with _network_errors():
         answer = urllib.request.urlopen(request, timeout=timeout_seconds)
@@ -99,6 +99,8 @@ def _transfer(url: str, target: Path, timeout_seconds: float, progress: Progress
 
 @contextlib.contextmanager
 def _network_errors() -> Iterator[None]:
+    import http.client
+
     try:
         yield
     except (OSError, http.client.HTTPException) as error:

@@ -6,11 +6,13 @@ different versions of libjpeg, whose pixels of a JPEG may differ by a few steps 
 
 from __future__ import annotations
 
-from typing import IO, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+
+if TYPE_CHECKING:  # most processes of a run decode no image
+    from PIL import Image
 
 Bytes = npt.NDArray[np.uint8]
 Colors = Literal["color", "gray", "own"]
@@ -35,6 +37,8 @@ def decoded(file: IO[bytes] | str, colors: Colors, size: tuple[int, int] | None 
 
     As in OpenCV, "color" and "gray" turn it as its EXIF says and "own" does not; transparency is dropped, not applied.
     """
+    from PIL import Image
+
     try:
         with Image.open(file, formats=_FORMATS) as image:
             pixels = _pixels(image, colors)
@@ -48,6 +52,8 @@ def decoded(file: IO[bytes] | str, colors: Colors, size: tuple[int, int] | None 
 
 
 def _pixels(image: Image.Image, colors: Colors) -> Bytes:
+    from PIL import ImageOps
+
     kind = image.format
     if colors == "gray" and kind == "JPEG":
         image.draft("L", None)  # the file's own luma, as libjpeg gives it to OpenCV

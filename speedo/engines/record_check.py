@@ -24,7 +24,6 @@ from typing import Any, Final
 import lmdb
 import numpy as np
 import psutil
-from PIL import Image
 
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import Values
@@ -239,6 +238,8 @@ def _raw(datum: Any) -> Shape:
 
 def _image(file: Any, rule: RecordRule) -> Shape:
     """Shape of an image as Caffe will have it, by its header alone."""
+    from PIL import Image
+
     try:
         with Image.open(file, formats=_FORMATS) as image:
             width, height = image.size

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from speedo.engines.solver.holding import Holding
 from speedo.master.sharding import Shard, Sharding, own_shards
 from speedo.messages import Divided
-from speedo.run_dir.checkpoint_file import WorkerState
 from speedo.system.bounds import DataShare
+
+if TYPE_CHECKING:  # workers import this file, and need not load what reads checkpoints
+    from speedo.run_dir.checkpoint_file import WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,8 @@ class Roster:
 
 
 def _state(shard: Shard, holding: Holding, batches: int) -> WorkerState:
+    from speedo.run_dir.checkpoint_file import WorkerState
+
     return WorkerState(
         shard.rank, shard.count, shard.batch_size, batches, shard.share, holding.digest
     )

@@ -17,7 +17,7 @@ from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.kept_gcs import DEATHS, GCS, KeptGcs
 from speedo.actors.ray_node.node import Node, ray_node
 from speedo.actors.ray_node.ports import Ports, free_port
-from speedo.actors.ray_node.private_names import MODULE, RESOLVE, START
+from speedo.actors.ray_node.private_names import ADDONS, APPLY, MODULE, RESOLVE, START
 from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
 from speedo.errors import ClusterError
@@ -28,7 +28,7 @@ from tests.support.ray_cluster import oldest_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 # In every Python of the run: the module that takes the name looks for another one.
-ANOTHER_NAME = f"""
+ANOTHER_NAME = """
 import importlib.util, sys
 class Finder:
     def find_spec(self, name, path, target=None):
@@ -39,12 +39,13 @@ class Finder:
         execute = spec.loader.exec_module
         def execute_and_rename(module):
             execute(module)
-            module.RESOLVE, module.START = "{RESOLVE}_of_old", "{START}_of_old"
+            for name in ("RESOLVE", "START", "APPLY"):
+                setattr(module, name, getattr(module, name) + "_of_old")
         spec.loader.exec_module = execute_and_rename
         return spec
 sys.meta_path.insert(0, Finder())
 """
-ASK = f"from {MODULE} import {RESOLVE}, {START}; import ray; print(ray.__version__)"
+ASK = f"from {MODULE} import {RESOLVE}, {START}; from {ADDONS} import {APPLY}"
 
 
 @pytest.mark.parametrize("version", ["oldest", "newest"])
@@ -65,7 +66,7 @@ def test_ray_has_the_private_names_that_are_used(version: str) -> None:
 def test_a_ray_without_them_trains_with_the_token_and_says_where_it_listens(
     tmp_path: Path, problem: Path
 ) -> None:
-    """As a Ray that has the functions under other names; its agents run, too."""
+    """As a Ray that has the functions under other names; its agents run, too, and its actors import all."""
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_NAME)
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
@@ -139,8 +140,11 @@ class Counter:
     def add(self):
         self.count += 1
         return self.count
+    def needless(self, packages):
+        return sorted(set(packages) & set(sys.modules))
 
 first = Counter.remote()
+print(ray.get(first.needless.remote(sys.argv[2:])), flush=True)
 print(ray.get(first.add.remote()), flush=True)
 for line in sys.stdin:
     print(ray.get(first.add.remote()), flush=True)
@@ -149,7 +153,11 @@ print(ray.get(second.add.remote()), flush=True)
 """
 
 
-def test_a_control_service_that_dies_is_started_again_while_actors_work_on() -> None:
+# What Ray imports at once, or with its first message, and no actor uses.
+NEEDLESS = ("grpc", "jsonschema", "pydantic.v1", "requests", "starlette")
+
+
+def test_a_control_service_that_dies_is_started_again_while_lean_actors_work_on() -> None:
     told: list[str] = []
     with ExitStack() as stack:
         token, folder = clean_environment(new_token()), ray_folder(stack)
@@ -157,7 +165,7 @@ def test_a_control_service_that_dies_is_started_again_while_actors_work_on() -> 
         path = os.pathsep.join([str(ROOT), token.get("PYTHONPATH", "")])
         program = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, "-c", COUNT, node.gcs],
+                [sys.executable, "-c", COUNT, node.gcs, *NEEDLESS],
                 env={**token, "PYTHONPATH": path},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
@@ -165,6 +173,7 @@ def test_a_control_service_that_dies_is_started_again_while_actors_work_on() -> 
         stack.callback(program.kill)
         assert program.stdin is not None
         assert program.stdout is not None
+        assert program.stdout.readline() == "[]\n"
         assert program.stdout.readline() == "1\n"
         (gcs,) = [one for one in of_node(folder) if name_of(one) == GCS]
         gcs.kill()

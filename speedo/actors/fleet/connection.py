@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from speedo.actors.ray_node.driver import driver
+from speedo.actors.ray_node.lean_import import import_ray
 from speedo.actors.ray_node.probe import why_not
 from speedo.errors import ClusterError
 
@@ -34,8 +35,7 @@ def address_of(given: str) -> str:
 def connected(given: str, note: Callable[[str], None]) -> Iterator[str]:
     """Yields the address by which the cluster knows this machine. Raises `ClusterError`."""
     address = address_of(given)
-    import ray
-
+    ray = import_ray()
     if ray.is_initialized():
         raise ClusterError("Ray already runs in this process: call ray.shutdown() before a run")
     if problem := why_not(address):

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
 from typing import TextIO
 
+from speedo.actors.ray_node.lean_import import import_ray
+from speedo.actors.ray_node.private_names import leave_addons_out
+
 
 @contextmanager
 def driver(address: str, namespace: str) -> Iterator[None]:
@@ -21,8 +24,8 @@ def driver(address: str, namespace: str) -> Iterator[None]:
     """
     # Else Ray warns that a later version will do as this says.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
+    ray = import_ray()
+    leave_addons_out()
     with chdir("/"):
         ray.init(
             address=address,

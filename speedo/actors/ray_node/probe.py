@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final
 
+from speedo.actors.ray_node.lean_import import import_ray
 from speedo.actors.ray_node.private_names import take_addresses_literally
 
 PROBE_S: Final = 60.0
@@ -61,8 +62,7 @@ def why_not(
 def main() -> None:
     """Joins, says what went wrong, and ends."""
     _end_at(*_ENDS)
-    import ray
-
+    ray = import_ray()
     if len(sys.argv) > 2:
         take_addresses_literally()
     try:

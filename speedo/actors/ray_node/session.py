@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Final
 from speedo.actors.ray_node import ports
 from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
+from speedo.actors.ray_node.lean_import import import_ray
 from speedo.actors.ray_node.node import Node, ray_node
 from speedo.actors.ray_node.private_names import PIPED, take_addresses_literally
 from speedo.actors.ray_node.probe import why_not
@@ -107,7 +107,7 @@ def load_ray(token: str) -> None:
             "Ray was imported in this process with other settings: start the run in a process of its own"
         )
     set_environment(token)
-    ray = importlib.import_module("ray")
+    ray = import_ray()
     # It warns of a small /dev/shm, where it would keep objects; we have none.
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     if ray.is_initialized():
