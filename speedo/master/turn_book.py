@@ -312,7 +312,7 @@ class TurnBook:
             change = self._length.next_change(self.iteration)
             work = steps * per_step
             times = team.times(len(spread), far=not self.members[workers[0]].near)
-            rounds = rounds_of(self.plan, self.iteration, left, work, *times, change)
+            rounds = rounds_of(self.plan, self.samples, left, work, *times, change)
         issued = []
         stretch = Stretch(unit, rule, workers, rounds)
         for worker in workers:
