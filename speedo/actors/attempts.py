@@ -66,11 +66,11 @@ class Followed:
 @dataclass
 class Attempt:
     """One attempt at a run. `causes` are those of the restarts before it, `epoch` that of its last master, `lease` that
-    of this command, for a run that may have a standby. `followed` is the run that a standby goes on with, whose lease it
-    has, `former` that of an attempt before, whose newest center is in its `stores`; `anew_in` is the directory of a run
-    that has neither center nor checkpoint. `tried` is the solver whose nets an attempt has built, and what it found.
-    What comes to be known of it: the run as it was prepared and its directory, when it began to train, the signals that
-    stop it, and whether it has come to its end.
+    of this command, for a run that may have a standby. `followed` is the run that a standby goes on with, whose lease
+    it has, `former` that of an attempt before, whose newest center is in its `stores`; `anew_in` is the directory of a
+    run that has neither center nor checkpoint. `tried` is the solver whose nets an attempt has built, and what it
+    found. What comes to be known of it: the run as it was prepared and its directory, when it began to train, the
+    signals that stop it, and whether it has come to its end.
     """
 
     config: RunConfig

@@ -216,6 +216,18 @@ def test_who_dies_in_a_stretch_costs_that_stretch_and_no_more() -> None:
     assert max(left) > 10, "three of four report no more often"
 
 
+def test_the_last_one_of_a_team_reports_no_more_often() -> None:
+    def die(cluster: SimulatedCluster) -> None:
+        for worker in (1, 2, 3):
+            cluster.die(worker, 0.3)
+
+    found, seen = run(4, script=die)
+    assert found.outcome.complete
+    alone = [one for one in seen.all(Train) if one.team.workers == (0,)]
+    assert max(one.team.rounds for one in alone) > 10
+    assert sum(part.samples for merge in seen.all(Merge) for part in merge.parts) == 1600
+
+
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_who_is_told_to_leave_ends_the_stretch_of_all_after_the_same_round(hosts: int) -> None:
     """They agree every 2 s, here some 20 rounds; the result is merged, and the others continue without it."""
