@@ -8,8 +8,10 @@ pauses with the mean `--every` one process gets SIGKILL: a worker, the master's 
 what keeps a host's workers, a host's command, or a server. `speedo master` itself is not killed.
 
 Goodput: records that were merged and not undone, against the undisturbed run, for the same wall time. A pause is the
-longest time without a merge after a kill; kills during a pause are part of it. Nobody helps: status 1 if the run ends,
-breaks a promise (by tests/support/invariants.py), or has a goodput below `--target`.
+longest time without a merge after a kill; kills during a pause are part of it. What a kill has `lost` are the seconds
+that the undisturbed run would not have needed for the records until the next kill. A second table has the speed by the
+number of workers that were in the run. Nobody helps: status 1 if the run ends, breaks a promise (by
+tests/support/invariants.py), or has a goodput below `--target`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,6 +48,7 @@ from tests.support.network import Host, network
 KINDS: Final = ("worker", "master", "redis", "GCS", "raylet", "keeper", "host command")
 WORKERS: Final = 4
 LOOK_S: Final = 0.02
+HEAD: Final = "--head"  # of a raylet
 STALL_S: Final = 2.0  # without a merge: longer than a team takes for a report
 LONGEST_S: Final = 300.0  # without a merge: somebody would have to help
 END_S: Final = 120.0
@@ -53,13 +57,27 @@ FOR_EVER: Final = ("--restarts", "1000000", "--master-restarts", "1000000", "--t
 
 
 @dataclass
+class Kill:
+    """One kill, `at` seconds after the begin, when `records` were merged; `pause` is None within that of another."""
+
+    kind: str
+    at: float
+    records: int
+    pause: float | None = None
+
+
+@dataclass
 class Seen:
-    """What was seen of a run: records merged in `seconds`, pauses by what was killed, what went wrong."""
+    """What was seen of a run: records merged in `seconds`, what was killed, and what went wrong.
+
+    `present_s` has the seconds in which so many workers were in the run, `merged` the records merged meanwhile.
+    """
 
     seconds: float = 0.0
     records: int = 0
-    kills: int = 0
-    pauses: list[tuple[str, float]] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    present_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    merged: Counter[int] = field(default_factory=Counter)
     restarts: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -112,25 +130,31 @@ def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Rando
         follower.wait(command, lambda: follower.total() >= FIRST_TURNS * WORKERS, 2 * START_S)
         follower.wait(command, lambda: any((run_dir / CHECKPOINTS).glob("*")))
         began = merged_at = time.monotonic()
-        first, before = follower.samples, follower.seconds
+        first = done = follower.samples
+        before, looked = follower.seconds, began
         end = began + 60 * asked.minutes
         next_kill = end if chance is None else began + chance.expovariate(1 / asked.every)
         while (now := time.monotonic()) < end and command.poll() is None:
             time.sleep(LOOK_S)
+            here = len(follower.here)
             follower.read()
+            seen.present_s[here] += now - looked
+            seen.merged[here] += follower.samples - done
+            looked, done = now, follower.samples
             if follower.seconds != before:
                 merged_at, before = now, follower.seconds
-            if seen.pauses:
-                kind, longest = seen.pauses[-1]
-                seen.pauses[-1] = (kind, max(longest, now - merged_at))
+            paused = [one for one in seen.kills if one.pause is not None]
+            if paused:
+                paused[-1].pause = max(paused[-1].pause or 0.0, now - merged_at)
             if now - merged_at > LONGEST_S:
                 raise MeasureError(f"nothing was merged for {LONGEST_S:.0f} s")
             if chance is not None and now >= next_kill:
                 next_kill = now + chance.expovariate(1 / asked.every)
                 if (kind := kill(chance, mark, asked.only)) is not None:
-                    seen.kills += 1
-                    if now - merged_at < STALL_S:  # else the pause of the kill before lasts
-                        seen.pauses.append((kind, 0.0))
+                    during = now - merged_at >= STALL_S  # the pause of the kill before lasts
+                    seen.kills.append(
+                        Kill(kind, now - began, done - first, None if during else 0.0)
+                    )
         seen.seconds, seen.records = time.monotonic() - began, follower.samples - first
     lines = read_lines(run_dir / METRICS)
     seen.restarts = sum(line["event"] == "resumed" for line in lines)
@@ -143,16 +167,38 @@ def kill(chance: random.Random, mark: str, kinds: Sequence[str]) -> str | None:
     for kind in chance.sample(kinds, len(kinds)):
         if victims := sorted(processes(kind, mark), key=lambda one: one.pid):
             with suppress(psutil.NoSuchProcess):
-                chance.choice(victims).kill()
-                return kind
+                victim = chance.choice(victims)
+                is_head = kind == "raylet" and HEAD in victim.cmdline()
+                victim.kill()
+                return "raylet of the head" if is_head else kind
     return None
 
 
-def told(mode: str, seen: Seen) -> Iterator[list[str]]:
-    """The lines of the table for this mode."""
-    for kind in ("all", *sorted({kind for kind, _ in seen.pauses})):
-        pauses = [pause for one, pause in seen.pauses if kind in ("all", one)]
-        yield [f"{mode}, {kind}", str(len(pauses)), *figures(pauses)]
+def lost(kills: Sequence[Kill], seen: Seen, calm: float) -> list[float]:
+    """The seconds that each kill has lost, up to the next one, of a run that has `calm` records/s undisturbed."""
+    ends = [(one.at, one.records) for one in kills[1:]] + [(seen.seconds, seen.records)]
+    return [
+        (at - one.at) - (records - one.records) / calm
+        for one, (at, records) in zip(kills, ends, strict=True)
+    ]
+
+
+def told(mode: str, seen: Seen, calm: float) -> Iterator[list[str]]:
+    """The lines of the first table for this mode."""
+    costs = lost(seen.kills, seen, calm)
+    for kind in ("all", *sorted({one.kind for one in seen.kills})):
+        those = [at for at, one in enumerate(seen.kills) if kind in ("all", one.kind)]
+        own = sum(costs[at] for at in those)
+        pauses = [pause for at in those if (pause := seen.kills[at].pause) is not None]
+        each = f"{own / len(those):.1f}" if those else ""
+        yield [f"{mode}, {kind}", str(len(those)), f"{own:.1f}", each, *figures(pauses)]
+
+
+def by_workers(mode: str, seen: Seen, calm: float) -> Iterator[list[str]]:
+    """The lines of the second table for this mode."""
+    for count, seconds in sorted(seen.present_s.items(), reverse=True):
+        share, speed = seconds / seen.seconds, seen.merged[count] / seconds
+        yield [f"{mode}, {count}", f"{share:.1%}", f"{speed:,.0f}", f"{speed / calm:.1%}"]
 
 
 def figures(pauses: Sequence[float]) -> tuple[str, ...]:
@@ -182,7 +228,8 @@ def main() -> int:
     asked.only = asked.only or [*KINDS, *(["server"] if asked.servers != "0" else [])]
     end_by_signals()
     heading("bench.kills")
-    lines, failed = [["", "pauses", "median pause, s", "90 %", "worst"]], False
+    lines = [["", "kills", "lost, s", "each", "median pause, s", "90 %", "worst"]]
+    speeds, failed = [["workers", "of the time", "records/s", "of undisturbed"]], False
     with ExitStack() as stack:
         folder = asked.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,15 +239,17 @@ def main() -> int:
             goodput = seen.speed / calm.speed
             print(
                 f"{mode}: goodput {goodput:.1%} ({seen.speed:,.0f} of {calm.speed:,.0f} records/s), "
-                f"{seen.kills} kills in {seen.seconds:.0f} s, {seen.restarts} restarts of the master, "
+                f"{len(seen.kills)} kills in {seen.seconds:.0f} s, {seen.restarts} restarts of the master, "
                 f"{len(seen.problems)} broken promises",
                 flush=True,
             )
             for problem in [*calm.problems, *seen.problems][:10]:
                 print(f"  {problem}", flush=True)
-            lines += told(mode, seen)
+            lines += told(mode, seen, calm.speed)
+            speeds += by_workers(mode, seen, calm.speed)
             failed |= goodput < asked.target or bool(seen.problems or calm.problems)
-    print(f"\n{(table.markdown if asked.markdown else table.text)(lines)}")
+    write = table.markdown if asked.markdown else table.text
+    print(f"\n{write(lines)}\n\n{write(speeds)}")
     return int(failed)
 
 

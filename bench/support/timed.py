@@ -16,7 +16,14 @@ import psutil
 from bench.support.figures import Measured, MeasureError
 from bench.support.processes import MARK, processes
 from bench.support.runs import START_S, train
-from speedo.run_dir.events import LogFollower, ResultDropped, ResultMerged, RunResumed
+from speedo.run_dir.events import (
+    LogFollower,
+    ResultDropped,
+    ResultMerged,
+    RunResumed,
+    WorkerJoined,
+    WorkerLeft,
+)
 from tests.support.bundled_nets import Bench
 
 FOREVER = 100_000_000  # iterations: the run is ended by Ctrl-C
@@ -36,12 +43,13 @@ def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
 class Follower:
     """Reads the log of a run that goes on: results by worker, and the last merge's time, iteration and samples.
 
-    Samples that a resumption has undone do not count.
+    Samples that a resumption has undone do not count. `here` are the workers in the run.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._log = LogFollower(run_dir)
         self.results: Counter[int] = Counter()
+        self.here = set[int]()
         self.seconds, self.iteration, self.samples = 0.0, 0, 0
 
     def read(self) -> None:
@@ -52,6 +60,11 @@ class Follower:
                     self.results[one.worker] += 1
                 if isinstance(one, RunResumed):
                     self.samples = one.samples
+                    self.here.clear()
+                if isinstance(one, WorkerJoined):
+                    self.here.add(one.worker)
+                if isinstance(one, WorkerLeft):
+                    self.here.discard(one.worker)
                 if isinstance(one, ResultMerged):
                     self.seconds, self.iteration = one.seconds, one.iteration
                     self.samples += one.samples

@@ -1,6 +1,8 @@
-"""Continues a run in the same command when what it runs on has died: as `--resume` would, from its newest checkpoint.
+"""Continues a run in the same command when what it runs on has died.
 
-A run without a checkpoint begins anew, in its own directory. Nothing of an attempt is left when the next one begins.
+Of an attempt its stores are left, so the next one goes on from the newest center in them (`speedo.run.takeover`), with
+new workers. What scripts and servers of the center have is in no store of the master's: such a run goes on as with
+`--resume`, from its newest checkpoint, and without one it begins anew, in its own directory.
 """
 
 from __future__ import annotations
@@ -8,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from speedo.actors.run_stores import RunStores
 from speedo.actors.signals import end_as, stop_signals
 from speedo.engines.net_trial import CaffeFacts
 from speedo.engines.solver import SolverSpec
@@ -26,6 +29,7 @@ from speedo.errors import (
 )
 from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
+from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.config.run_config import RunConfig
 from speedo.run.kept_lease import KeptLease
 from speedo.run.prepare import Prepared, check_nets, prepare
@@ -61,21 +65,25 @@ class Followed:
 
 @dataclass
 class Attempt:
-    """One attempt at a run. `causes` are those of the restarts before it, `anew_in` the directory of a run without a
-    checkpoint, `epoch` that of its last master, `lease` that of this command, for a run that may have a standby.
-    `followed` is the run that a standby goes on with, whose lease it has, `tried` the solver whose nets an attempt has
-    built, and what it found. What comes to be known of it: its directory, when it began to train, the signals that stop
-    it, and whether it has come to its end.
+    """One attempt at a run. `causes` are those of the restarts before it, `epoch` that of its last master, `lease` that
+    of this command, for a run that may have a standby. `followed` is the run that a standby goes on with, whose lease
+    it has, `former` that of an attempt before, whose newest center is in its `stores`; `anew_in` is the directory of a
+    run that has neither center nor checkpoint. `tried` is the solver whose nets an attempt has built, and what it
+    found. What comes to be known of it: the run as it was prepared and its directory, when it began to train, the
+    signals that stop it, and whether it has come to its end.
     """
 
     config: RunConfig
     restarts: Restarts
     causes: tuple[str, ...] = ()
+    former: Prepared | None = None
     anew_in: Path | None = None
     epoch: int | None = None
     lease: KeptLease | None = None
     followed: Followed | None = None
     tried: tuple[SolverSpec, CaffeFacts] | None = None
+    stores: RunStores = field(default_factory=RunStores)
+    made: Prepared | None = None
     run_dir: Path | None = None
     since: float | None = None
     stopped: list[str] | None = None
@@ -85,11 +93,18 @@ class Attempt:
         """The run, with its directory. Raises `SpeedoError` for what a user can fix."""
         if self.followed is not None:
             prepared = self.followed.prepared
+        elif self.former is not None:
+            prepared = self.former
         else:
             prepare_it = prepare_script if self.config.own else prepare
             prepared = prepare_it(self.config, note, self.anew_in)
-        self.run_dir = prepared.run_dir
+        self.made, self.run_dir = prepared, prepared.run_dir
         return prepared
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether its master goes on from the newest center that another one has left."""
+        return self.followed is not None or self.former is not None
 
     def facts(self, prepared: Prepared, scratch: Path) -> CaffeFacts:
         """What `check_nets` finds, or has found before for the same solver."""
@@ -176,15 +191,15 @@ def in_attempts(
             with suppress(StoreError, FencedError):  # it expires, or is another one's
                 attempt.lease.end(over=not isinstance(error, PASSING))
         raise
+    finally:
+        attempt.stores.close()
 
 
 def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> Attempt:
     """The attempt after this one, once its time has come. Raises the error if there is none."""
     interrupted = isinstance(error, RunInterrupted)
     starts_again = attempt.since is None and bool(attempt.causes)
-    run_dir = (
-        attempt.run_dir or attempt.anew_in or (attempt.config.resume if starts_again else None)
-    )
+    run_dir = attempt.run_dir
     if run_dir is None or attempt.stopped or attempt.over or not (interrupted or starts_again):
         raise error
     attempt.require_ours(run_dir)
@@ -194,12 +209,16 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
     if pause_s is None:
         raise error
     why = error.why if isinstance(error, RunInterrupted) else first_line(error)
-    config, anew_in = attempt.config, None
-    if _has_checkpoint(run_dir):
+    config, former, anew_in = attempt.config, _to_take_over(attempt, run_dir), None
+    if former is not None:
+        place = "from the newest center"
+    elif _has_checkpoint(run_dir):
+        place = "from the newest checkpoint"
         config = config.model_copy(update={"resume": run_dir, "run_dir": None, "weights": None})
     else:
-        anew_in = run_dir
-    place = "from the start, as there is no checkpoint" if anew_in else "from the newest checkpoint"
+        place, anew_in = "from the start, as there is no checkpoint", run_dir
+    if former is None:
+        attempt.stores.close()
     most = attempt.config.master_restarts
     after = f" in {pause_s:.0f} s" if pause_s else ""
     note(
@@ -208,8 +227,26 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
     _wait(pause_s, run_dir, note)
     causes = (*attempt.causes, why)
     return Attempt(
-        config, attempt.restarts, causes, anew_in, attempt.epoch, attempt.lease, tried=attempt.tried
+        *(config, attempt.restarts, causes, former, anew_in, attempt.epoch, attempt.lease),
+        tried=attempt.tried,
+        stores=attempt.stores,
+        run_dir=run_dir,
     )
+
+
+def _to_take_over(attempt: Attempt, run_dir: Path) -> Prepared | None:
+    """The run for an attempt that goes on from the newest center; None if that is not in its stores.
+
+    A master that does not find it whole takes the newest checkpoint, or the first weights. It knows of no snapshot of
+    Caffe's, from which the run may have begun.
+    """
+    made = attempt.former or attempt.made
+    has_one = attempt.takes_over or attempt.since is not None
+    if made is None or not has_one or made.config.own or made.config.serves:
+        return None
+    if isinstance(made.resumed, CaffeSnapshot) and not _has_checkpoint(run_dir):
+        return None
+    return replace(made, resumed=None, anew=True)
 
 
 def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:

@@ -29,7 +29,7 @@ from speedo.actors.ray_node.ports import (
     resolved,
 )
 from speedo.actors.run_servers import Servers, with_mirror
-from speedo.actors.run_stores import OpenRedis, goes_without_redis, near, redis
+from speedo.actors.run_stores import OpenRedis, goes_without_redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
 from speedo.data.remote.run_copy import RunCopy
@@ -84,7 +84,7 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
         from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
-        master = _master_of(servers, attempt, watch, takes_hosts=False)
+        master = _master_of(servers, attempt, watch, stack, takes_hosts=False)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
         host = WorkerHost(master.actor, own, "here", *folders, watch.note)
@@ -147,7 +147,7 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         # The Ray of a restart is the same; that of a standby has not been tried.
         if attempt.tries_token and not is_loopback(resolved(config.host)):
             servers.head.require_token()
-        master = _master_of(servers, attempt, watch, takes_hosts=True)
+        master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
         master.begin()
         address = f"{config.host}:{config.port}"
         if attempt.lease is not None:
@@ -197,7 +197,7 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
         servers = _start(prepared, attempt, watch, stack, nullcontext(), None)
         from speedo.actors.control_answers import under_control
 
-        master = _master_of(servers, attempt, watch, takes_hosts=True)
+        master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
         stack.callback(_kill, master)  # before its store and its memory go
         master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
@@ -242,7 +242,7 @@ def _start(
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
-                store = redis(prepared, watch, stack, redis_port(config.host, port))
+                store = attempt.stores.redis(prepared, watch, redis_port(config.host, port))
             head = node.enter_context(ray)
             if checking is not None:
                 facts = checking.result()
@@ -261,7 +261,7 @@ def _start(
             stack.callback(records.close)
             # The size of a script's model is not known yet.
             size = 0 if facts is None else facts.nbytes
-            nearby = near(prepared.config, size, store.socket, watch, stack, alone=alone)
+            nearby = attempt.stores.near(prepared.config, size, store.socket, watch, alone=alone)
             stack.push(node.pop_all())  # ends before what its processes use
     except SpeedoError:
         if not prepared.continues:
@@ -275,9 +275,12 @@ def _start(
         continues=prepared.continues,
         lease=(lambda: (lease_of(settings, address), watch.note)) if leased else None,
     )
-    moved = attempt.followed is not None
     settings = replace(
-        settings, epoch=epoch, leased=leased, moved=moved, master_restarts=attempt.causes
+        settings,
+        epoch=epoch,
+        leased=leased,
+        moved=attempt.takes_over,
+        master_restarts=attempt.causes,
     )
     copy = None
     if config.copy_to is not None:
@@ -328,13 +331,15 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
 
 
 def _master_of(
-    servers: Servers, attempt: Attempt, watch: Watch, *, takes_hosts: bool
+    servers: Servers, attempt: Attempt, watch: Watch, stack: ExitStack, *, takes_hosts: bool
 ) -> MasterProcess:
-    """The run's master, which begins to build its engine."""
+    """The run's master, which begins to build its engine, until the `stack` ends."""
     from speedo.actors.master_process import MasterProcess
 
     parts = servers.prepared, servers.settings, servers.scratch
-    return MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
+    master = MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
+    stack.callback(master.close)
+    return master
 
 
 def _follow(

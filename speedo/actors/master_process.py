@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -17,6 +16,7 @@ from speedo.actors.attempts import Attempt
 from speedo.actors.death_causes import cause_in, size_of
 from speedo.actors.master_actor import NAME, MasterActor
 from speedo.actors.ray_node.actor_class import actor_class
+from speedo.actors.ray_node.kept_gcs import has_ended
 from speedo.actors.worker_process import started
 from speedo.errors import EngineError
 from speedo.run.prepare import Prepared
@@ -53,9 +53,9 @@ class MasterProcess:
         self.run: Any = None
         self.tester: Any = None
         self.asked_to_stop = ""  # why; whoever follows the present one is asked, too
-        self._process = 0
+        self._process: psutil.Process | None = None  # once it has begun
         checkpoint = None if prepared.resumed is None else prepared.resumed.path
-        self._spawn(checkpoint, takes_over=attempt.followed is not None)
+        self._spawn(checkpoint, takes_over=attempt.takes_over)
 
     def _spawn(self, checkpoint: Path | None, *, takes_over: bool) -> None:
         self._log_begin = size_of(self._log)
@@ -72,13 +72,15 @@ class MasterProcess:
 
     def begin(self) -> None:
         """Have it run, once its engine is built. Raises `EngineError`."""
-        self._process = started(self.actor.ready.remote(), self._log, "the master", self._log_begin)
+        number = started(self.actor.ready.remote(), self._log, "the master", self._log_begin)
+        with suppress(psutil.NoSuchProcess):  # gone already: `run` will say so
+            self._process = psutil.Process(number)
         self._since = time.monotonic()
         self.run = self.actor.run.remote()
 
     def start_tester(self) -> None:
-        """Have its testers started, if the run has tests."""
-        if self._prepared.settings.spec.has_test:
+        """Have its testers started, if the run has tests; where it goes on, they are started for the next test."""
+        if self._prepared.settings.spec.has_test and not self._attempt.takes_over:
             self.tester = self.actor.start_tester.remote()
 
     def replace(self, error: RayError) -> bool:
@@ -87,7 +89,7 @@ class MasterProcess:
         Raises `FencedError` if another command has the run.
         """
         config = self._prepared.config
-        if config.own or self.settings.serves or self._process == 0:
+        if config.own or self.settings.serves or self.run is None:
             return False  # what scripts and servers know of their master is its alone
         # A command that was stopped for long finds another one's master: that one's epoch is not to be raised.
         self._attempt.require_ours(self._prepared.run_dir)
@@ -104,22 +106,31 @@ class MasterProcess:
             self.settings = self.settings.for_successor(epoch, why)
             self._attempt.causes = self.settings.master_restarts
             self._spawn(None, takes_over=True)
+            self.tester = None  # the next test starts one
             try:
                 self.begin()
             except EngineError as failed:
                 why, up_s = str(failed), 0.0
                 continue
-            self.start_tester()
             self._note(f"another master has taken over, after {time.monotonic() - began:.1f} s")
             return True
         return False
 
     def _end(self) -> None:
-        """End the process, also one that hangs or is stopped: only then is its part in the run over for sure."""
         with suppress(RayError):
             ray.kill(self.actor)
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(self._process, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """End the process, also one that hangs or is stopped: only then is its part in the run over for sure.
+
+        Ray, which may be dead, is not asked.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(psutil.Error):
+            process.kill()
         deadline = time.monotonic() + GONE_S
-        while time.monotonic() < deadline and os.path.exists(f"/proc/{self._process}"):
+        while time.monotonic() < deadline and not has_ended(process):
             time.sleep(0.01)

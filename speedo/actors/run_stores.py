@@ -1,11 +1,15 @@
-"""Where the vectors of a run are: its Redis, and the folder and the socket for workers on this machine."""
+"""Where the vectors of a run are: its Redis, and the folder and the socket for workers on this machine.
+
+They outlive an attempt at the run, so that the next one finds its newest center there.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,19 +36,67 @@ def goes_without_redis(config: RunConfig, port: int | None) -> bool:
     return here and by_memory and shutil.which(PROGRAM) is None
 
 
-def near(
-    config: RunConfig,
-    model_bytes: int,
-    socket: str,
-    watch: Watch,
-    stack: ExitStack,
-    *,
-    alone: bool = False,
-) -> Near:
-    """The folder and the socket that workers on this machine use instead of the network.
+class OpenRedis(NamedTuple):
+    """The master's URL, the certificate of its CA, its unix socket; `keep` starts one of ours again that is gone."""
 
-    If the run is `alone`, without Redis, raises `StoreError` where shared memory has no room.
-    """
+    url: str = ""
+    ca_pem: str = ""
+    socket: str = ""
+    keep: Callable[[], None] = lambda: None
+
+
+@dataclass
+class RunStores:
+    """Opened by the first attempt at a run that asks for them, until `close`."""
+
+    _redis: OpenRedis | None = None
+    _near: Near | None = None
+    _redis_ends: ExitStack = field(default_factory=ExitStack)
+    _memory_ends: ExitStack = field(default_factory=ExitStack)
+
+    def redis(self, prepared: Prepared, watch: Watch, port: int | None) -> OpenRedis:
+        """The user's own server, or a private one: another one if that of before does not answer."""
+        if self._redis is not None:
+            with suppress(StoreError):
+                self._redis.keep()
+                _checked(self._redis, prepared.config)
+                return self._redis
+            self._redis_ends.close()
+        with ExitStack() as stack:
+            self._redis = _redis(prepared, watch, stack, port)
+            self._redis_ends = stack.pop_all()
+        return self._redis
+
+    def near(
+        self,
+        config: RunConfig,
+        model_bytes: int,
+        socket: str,
+        watch: Watch,
+        *,
+        alone: bool = False,
+    ) -> Near:
+        """The folder and the socket that workers on this machine use instead of the network.
+
+        If the run is `alone`, without Redis, raises `StoreError` where shared memory has no room.
+        """
+        if self._near is None:
+            with ExitStack() as stack:
+                self._near = _near(config, model_bytes, watch, stack, alone=alone)
+                self._memory_ends = stack.pop_all()
+        self._near = replace(self._near, socket=socket)
+        return self._near
+
+    def close(self) -> None:
+        """End what was started, and remove the folder."""
+        self._memory_ends.close()
+        self._redis_ends.close()
+        self._redis = self._near = None
+
+
+def _near(
+    config: RunConfig, model_bytes: int, watch: Watch, stack: ExitStack, *, alone: bool
+) -> Near:
     path = None
     if config.same_node == "shared-memory":
         room = room_for(config.workers, model_bytes, _kept(config))
@@ -59,7 +111,7 @@ def near(
     by_memory = path is not None
     if path is None:
         path = stack.enter_context(SharedMemory(0, Path(tempfile.gettempdir()))).path
-    return Near(this_machine(), str(path or ""), socket, by_memory)
+    return Near(this_machine(), str(path or ""), by_memory=by_memory)
 
 
 def _kept(config: RunConfig) -> int:
@@ -69,19 +121,8 @@ def _kept(config: RunConfig) -> int:
     return history + max(len(rule.vectors) for rule in rules)
 
 
-class OpenRedis(NamedTuple):
-    """The master's URL, the certificate of its CA, its unix socket; `keep` starts one of ours again that is gone."""
-
-    url: str = ""
-    ca_pem: str = ""
-    socket: str = ""
-    keep: Callable[[], None] = lambda: None
-
-
-def redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> OpenRedis:
-    """The user's own server, or a private one."""
+def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> OpenRedis:
     config = prepared.config
-    clients = clients_of(config.workers)
     if config.redis is None:
         server = stack.enter_context(
             PrivateRedis(
@@ -89,20 +130,24 @@ def redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) 
                 port=port,
                 tls=config.redis_tls,
                 unix_socket=True,
-                max_clients=max(MAX_CLIENTS, 2 * clients),
+                max_clients=max(MAX_CLIENTS, 2 * clients_of(config.workers)),
                 tell=watch.note,
             )
         )
         opened = OpenRedis(server.url, server.ca_pem, server.socket_path, server.keep)
     else:
         opened = OpenRedis(url_with_password(config.redis))
-    store = RedisStore(opened.url, ca_pem=opened.ca_pem)
-    for warning in store.check_server(clients=clients):
+    for warning in _checked(opened, config):
         watch.note(f"warning: {warning}")
-    store.close()
     access = Access(opened.url, prepared.run, ca_pem=opened.ca_pem)
     problem = access.problem()
     access.close()
     if problem is not None:
         watch.note(f"warning: {problem}")
     return opened
+
+
+def _checked(opened: OpenRedis, config: RunConfig) -> list[str]:
+    """What is wrong with a server that answers. Raises `StoreError`."""
+    with closing(RedisStore(opened.url, ca_pem=opened.ca_pem)) as store:
+        return store.check_server(clients=clients_of(config.workers))

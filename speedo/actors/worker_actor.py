@@ -162,8 +162,8 @@ class WorkerActor:
         self._settings, self._master = settings, master
         ready = self._by_engine(self._follow, place)
         last = self._last  # until the next turn: this master may die before it has told of it
-        # A result of several is nobody's own.
-        if last is None or (last[0].team is not None and len(last[0].team.members) > 1):
+        # A result of a team is nobody's own.
+        if last is None or last[0].team is not None:
             return ready
         return replace(ready, handed=last[1], begun=last[0].version)
 

@@ -319,8 +319,8 @@ class Coordinator(TurnBook):
         team = self._teams[stretch.unit]
         for part in stretch.parts:
             actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
-        team.stretch, team.owing = None, set(stretch.owing)
-        team.broken += 1
+        team.owing = set(stretch.owing)
+        team.broke()
         if team.is_given_up and not self.finished:
             who = stretch.workers
             actions.append(TeamGivenUp(who, team_given_up(who, why, spans=team.spans)))

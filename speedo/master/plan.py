@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,29 +44,31 @@ def crossed(before: int, after: int, interval: int) -> bool:
 
 def rounds_of(
     plan: Plan,
-    iteration: int,
+    merged: int,
     left: int,
     samples: int,
     round_s: float,
     report_s: float = 0.0,
+    between_s: float = math.inf,
     change: int | None = None,
 ) -> int:
     """How many rounds of this many `samples` a team that trains alone does before it reports; at least 1.
 
     At most what fits into the plan's seconds, or into those of which its report is a small part, into the samples that
-    are `left`, before the next test or snapshot, and before the iteration at which turns `change` their length.
-    1 where the samples of a round are no whole number of iterations: each iteration keeps its learning rate.
+    are `left`, before the next test or snapshot, and before the iteration at which turns `change` their length;
+    `merged` are the samples so far. Where a stretch is void every `between_s` seconds, it is not lengthened beyond
+    sqrt(2 `report_s` `between_s`), at which reports and what is lost cost least (Young, A First Order Approximation to
+    the Optimum Checkpoint Interval, 1974).
     """
-    per_round, rest = divmod(samples, plan.batch)
-    if rest or per_round == 0 or round_s <= 0.0:
+    if samples <= 0 or round_s <= 0.0:
         return 1
     seconds = plan.stretch_s
     if seconds:
-        seconds = max(seconds, min(plan.most_stretch_s, report_s / REPORT_PART))
+        best = math.sqrt(2.0 * report_s * between_s) if report_s else 0.0
+        seconds = max(seconds, min(plan.most_stretch_s, report_s / REPORT_PART, best))
     rounds = min(MOST_ROUNDS, int(seconds / round_s), left // samples)
-    for interval in (plan.test_interval, plan.snapshot):
-        if interval:
-            rounds = min(rounds, -(-(interval - iteration % interval) // per_round))
-    if change is not None:
-        rounds = min(rounds, -(-(change - iteration) // per_round))
+    at = merged // plan.batch
+    ends = [at - at % every + every for every in (plan.test_interval, plan.snapshot) if every]
+    for end in ends if change is None else [*ends, change]:
+        rounds = min(rounds, -(-(end * plan.batch - merged) // samples))
     return max(1, rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,7 +73,8 @@ class TeamUnit:
     answer for a stretch that is void. `formed` names the gathering whose connections they use, 0 if they have to
     connect again. A round of the last stretch took `round_s` seconds, to begin it `begin_s`, until the slowest member
     was there, and its report `report_s`, with what beginning takes each time; it `spans` several hosts. `broken` counts
-    the stretches in a row that came to nothing with the same members, who are `tried`.
+    the stretches in a row that came to nothing with the same members, who are `tried`. It has trained `calm_s` seconds
+    since a stretch was void, and some `between_s` between two that were.
     """
 
     meets: str
@@ -88,6 +90,8 @@ class TeamUnit:
     alone: TakeCenter | None = None
     broken: int = 0
     tried: tuple[tuple[int, int, int], ...] = ()
+    calm_s: float = 0.0
+    between_s: float = math.inf
 
     @property
     def is_given_up(self) -> bool:
@@ -100,16 +104,17 @@ class TeamUnit:
             self.broken = 0
         self.tried, self.spans = members, spans
 
-    def times(self, hosts: int, *, far: bool) -> tuple[float, float]:
-        """Seconds of a round and of its report, that of a leader far from the master for its part of a link's bytes.
+    def times(self, hosts: int, *, far: bool) -> tuple[float, float, float]:
+        """Seconds of a round, of its report, and between two stretches that are void.
 
-        In a round each link carries 2 (hosts - 1) / hosts vectors each way, a report is one.
+        A leader far from the master reports in its part of a link's bytes: in a round each link carries
+        2 (hosts - 1) / hosts vectors each way, a report is one.
         """
         report_s = self.report_s
         if far and hosts > 1:
             as_bytes = self.round_s * hosts / (2 * (hosts - 1))
             report_s = max(report_s, min(as_bytes, MOST_FOR_BYTES_S))
-        return self.round_s, report_s
+        return self.round_s, report_s, max(self.between_s, self.calm_s)
 
     @property
     def agree_every(self) -> int:
@@ -138,6 +143,15 @@ class TeamUnit:
         self.report_s = publish_s + min(before_s, self.begin_s, MOST_TO_BEGIN_S)
         in_rounds = sum(timings.values()) - publish_s - timings.get("fetch", 0.0)
         self.round_s = in_rounds / max(1, min(stretch.rounds, made))
+        self.calm_s += in_rounds
+
+    def broke(self) -> None:
+        """Its stretch is void."""
+        self.stretch = None
+        self.broken += 1
+        known = self.between_s < math.inf
+        self.between_s = (self.between_s + self.calm_s) / 2 if known else self.calm_s
+        self.calm_s = 0.0
 
 
 def spread_of(places: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -307,12 +307,14 @@ class TurnBook:
         spread = spread_of([it.meets for _, it in those])
         rule, rounds = self.strategy.rule, 1
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
-        if len(workers) > 1 and type(rule) is AverageDeltas and self._is_only(team):
+        # Also the last one that is left; a script alone, or a run of one worker, makes turns.
+        as_team = len(workers) > 1 or not (self.plan.workers == 1 or self.plan.own_counts)
+        if as_team and type(rule) is AverageDeltas and self._is_only(team):
             rule = team.alone = team.alone or TakeCenter(rule)
             change = self._length.next_change(self.iteration)
             work = steps * per_step
             times = team.times(len(spread), far=not self.members[workers[0]].near)
-            rounds = rounds_of(self.plan, self.iteration, left, work, *times, change)
+            rounds = rounds_of(self.plan, self.samples, left, work, *times, change)
         issued = []
         stretch = Stretch(unit, rule, workers, rounds)
         for worker in workers:
@@ -321,7 +323,7 @@ class TurnBook:
             issued.append((worker, turn))
         team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
         told = None
-        if len(workers) > 1:
+        if len(workers) > 1 or rule is team.alone:
             members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
             team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)

@@ -41,8 +41,8 @@ class RunSettings:
     may have another device. `spec` is what is trained. `rules` are the places of merge rules outside the package, which
     servers import, also from the folder `code_from`. `master_restarts` says why the command has started the master
     again, each time. `leased`: epoch, lease and journal are in the user's own Redis, so that a standby on another
-    machine may take the run over. `moved`: it has
-    gone on here from another machine, so its workers are new processes.
+    machine may take the run over. `moved`: it goes on from what a master left on another machine, or with another Ray,
+    so its workers are new processes.
     """
 
     run: str

@@ -2,7 +2,8 @@
 
 The center is in the run's store, with what the merge rule or the solver's update keeps beside it
 (`speedo.master.kept_state`), the counters in the journal (`speedo.master.journal`), which is in Redis where a standby
-may take over. Where the store has lost a part of it, the run is resumed from its newest checkpoint.
+may take over. What workers keep, a checkpoint has, where they are new processes. Where the store has lost a part of it,
+the run is resumed from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -75,18 +76,34 @@ class Takeover:
             if found is not None:
                 self.merges, self.merged = entry.merges, entry.merged
                 self.tests, self.newest = entry.tests, True
-                return self._on_another_machine(found) if settings.moved else found
+                return self._for_new_workers(found) if settings.moved else found
         kept = self.run_dir / CHECKPOINTS
         return latest(kept)[1] if checkpoints_in(kept) else None
 
-    def _on_another_machine(self, found: Checkpoint) -> Checkpoint:
-        """The same for new worker processes, with what a checkpoint has of theirs; the log as it was followed is cut
-        to what was published."""
+    def _for_new_workers(self, found: Checkpoint) -> Checkpoint:
+        """The same with what a checkpoint has of the workers' processes.
+
+        Each has read as much since as the others: what it was alone, nobody has kept.
+        """
+        if self.master_fence is not None:
+            self._cut_log(found.counters.version)
+        try:
+            _, before, _ = latest(self.run_dir / CHECKPOINTS)
+        except CheckpointError:  # there is none that is whole
+            return found
+        passed = max(0, found.counters.samples - before.counters.samples)
+        each = passed // max(1, sum(one.batch_size for one in before.workers.values()))
+        workers = {
+            slot: replace(one, batches=one.batches + each) for slot, one in before.workers.items()
+        }
+        return replace(found, workers=workers, histories=before.histories)
+
+    def _cut_log(self, newest: int) -> None:
+        """The log may have come from another machine: leave in it what was published, and have the rest made up."""
         assert self.master_fence is not None
         former = map(entry_of, self.master_fence.former_entries())
         merges = {one.version: one for entry in former if entry for one in entry.merges}
         merges |= {one.version: one for one in self.merges}
-        newest = found.counters.version
         self.merges = tuple(merges[version] for version in sorted(merges) if version <= newest)
         try:
             keep_published(self.run_dir, newest, self.merges)
@@ -94,11 +111,6 @@ class Takeover:
             raise CheckpointError(
                 f"{self.run_dir} cannot be written: {error.strerror}; make room there or make it writable"
             ) from None
-        kept = self.run_dir / CHECKPOINTS
-        if not checkpoints_in(kept):
-            return found
-        _, before, _ = latest(kept)
-        return replace(found, workers=before.workers, histories=before.histories)
 
     def counts(self, worker: int, ticket: int) -> bool:
         """Whether this result of a former master's turn can still be merged."""

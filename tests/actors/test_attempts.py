@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from speedo.actors.attempts import Attempt, in_attempts
+from speedo.actors.run_stores import RunStores
 from speedo.errors import (
     ClusterError,
     ConfigError,
@@ -23,7 +24,9 @@ from speedo.errors import (
     SpeedoError,
     TrainingStopped,
 )
+from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.config.run_config import RunConfig, make_config
+from speedo.run.prepare import Prepared
 from speedo.run.result import RunResult
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.run_dir.fence import claim, epoch_of
@@ -110,6 +113,66 @@ def test_a_run_without_a_checkpoint_begins_anew_with_all_its_options(tmp_path: P
     trials.run(given)
     assert trials.seen[1].config == given
     assert trials.seen[1].anew_in == tmp_path
+    assert "from the start, as there is no checkpoint" in trials.notes[0]
+
+
+def begun(run_dir: Path, **options: Any) -> Prepared:
+    """A run as an attempt has prepared it."""
+    settings: Any = SimpleNamespace(run="a1b2c3")
+    resumed = options.pop("resumed", None)
+    return Prepared(config(**options), settings, run_dir, run_dir, None, resumed)
+
+
+def test_it_goes_on_from_the_newest_center_in_the_same_stores(tmp_path: Path) -> None:
+    """With or without a checkpoint, and also if a restart does not come so far as to prepare the run."""
+    made = begun(tmp_path, weights=weights_in(tmp_path))
+    closed: list[RunStores] = []
+
+    def first(attempt: Attempt) -> None:
+        assert not attempt.takes_over
+        attempt.made = made
+        attempt.stores = Watched()
+        trained(DEAD)(attempt)
+
+    class Watched(RunStores):
+        def close(self) -> None:
+            closed.append(self)
+
+    def second(attempt: Attempt) -> None:
+        assert not closed
+        raise ClusterError("no Ray node")
+
+    def third(attempt: Attempt) -> None:
+        again = attempt.prepared(trials.notes.append)
+        assert (again.settings, again.config) == (made.settings, made.config)
+        assert again.continues
+        assert attempt.takes_over
+        trained(RunInterrupted("the master hangs"))(attempt)
+
+    trials = Trials(tmp_path, first, second, third)
+    trials.run(made.config)
+    assert all(attempt.config == made.config for attempt in trials.seen)
+    assert len({id(attempt.stores) for attempt in trials.seen[1:]}) == 1
+    assert closed == [trials.seen[-1].stores]
+    assert [note.partition("from the ")[2] for note in trials.notes] == [
+        f"newest center, restart {number} of 5" for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("what", ["own", "servers", "a snapshot of Caffe's"])
+def test_what_no_store_of_the_master_has_is_not_taken_from_there(tmp_path: Path, what: str) -> None:
+    options: dict[str, Any] = {"own": {"own": True}, "servers": {"servers": "2"}}.get(what, {})
+    if not options:
+        options["resumed"] = CaffeSnapshot(tmp_path, 0, tmp_path, b"")
+    made = begun(tmp_path, **options)
+
+    def first(attempt: Attempt) -> None:
+        attempt.made = made
+        trained(DEAD)(attempt)
+
+    trials = Trials(tmp_path, first)
+    trials.run(made.config)
+    assert not trials.seen[1].takes_over
     assert "from the start, as there is no checkpoint" in trials.notes[0]
 
 

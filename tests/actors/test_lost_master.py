@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,10 @@ from typing import Any
 import pytest
 
 from speedo.actors.join import worker_command
+from speedo.actors.join.host_link import SOCKET, CommandLink, Offer
 from speedo.actors.join.host_node import NotAMasterError, _error
 from speedo.errors import ClusterError, EngineError, FencedError, RunInterrupted, StoreError
+from speedo.watch.console import Quiet
 
 MISMATCH = (
     "The cluster was started with: Ray: {} Python: {} This process on 10.0.0.8 was started with: Ray: 2.60.0 "
@@ -106,6 +110,39 @@ def test_a_worker_tries_again_and_says_so_once_while_no_master_answers(
     assert len(tries) > 2
     (note,) = notes
     assert note.startswith("10.0.0.7:56126 accepts the connection, but no master answers there yet")
+
+
+def test_a_host_whose_keeper_died_with_its_master_joins_the_one_that_came_back(
+    tmp_path: Path,
+) -> None:
+    """At once: a master that was started again knows nothing of the nodes of the one before."""
+    link, back = CommandLink(tmp_path), threading.Event()
+    keeper = Connection(connected(tmp_path / SOCKET).detach())
+    monitor: Any = SimpleNamespace(came_back_within=lambda seconds: back.is_set())
+    node: Any = SimpleNamespace(dead=lambda: None)
+
+    def dies() -> None:
+        keeper.recv()
+        keeper.close()
+        time.sleep(0.5)
+        back.set()
+
+    thread = threading.Thread(target=dies)
+    thread.start()
+    offer = Offer("10.0.0.7:56126", 1, tmp_path, tmp_path)
+    began = time.monotonic()
+    ending = worker_command._follow(link, offer, node, [], monitor, lambda: None, 60.0, Quiet(), [])
+    took_s = time.monotonic() - began
+    thread.join()
+    link.close()
+    assert isinstance(ending, worker_command.Crashed)
+    assert 0.5 < took_s < worker_command.UNKEPT_S / 2
+
+
+def connected(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(str(path))
+    return made
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
-"""What room a run asks shared memory for: also for what is kept beside the center."""
+"""Where the vectors of a run are: what room it asks shared memory for, and what outlives an attempt at it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from speedo.actors.run_stores import _kept
+from speedo.actors.run_stores import RunStores, _kept
+from speedo.errors import StoreError
 from speedo.run.config.run_config import make_config
+from speedo.storage.redis.store import RedisStore
+from speedo.watch.console import Quiet
 
 OUTER = {"mode": "sync", "rule": "outer-momentum", "local_steps": 4}
 
@@ -23,3 +28,24 @@ OUTER = {"mode": "sync", "rule": "outer-momentum", "local_steps": 4}
 )
 def test_the_vectors_that_are_kept_beside_the_center(options: dict[str, Any], vectors: int) -> None:
     assert _kept(make_config(options)) == vectors
+
+
+@pytest.mark.redis
+def test_they_are_opened_once_and_end_with_the_last_attempt() -> None:
+    config = make_config({"workers": 1})
+    prepared: Any = SimpleNamespace(config=config, run="a1b2c3")
+    stores, watch = RunStores(), Quiet()
+    first = stores.redis(prepared, watch, None)
+    near = stores.near(config, 100, first.socket, watch)
+    assert stores.redis(prepared, watch, None) == first
+    assert stores.near(config, 100, first.socket, watch) == near
+    stores._redis_ends.close()  # it is gone for good
+    second = stores.redis(prepared, watch, None)
+    assert second.url != first.url
+    assert stores.near(config, 100, second.socket, watch).folder == near.folder
+    assert stores.near(config, 100, second.socket, watch).socket == second.socket
+    stores.close()
+    for one in (first, second):
+        with pytest.raises(StoreError):
+            RedisStore(one.url).check_server()
+    assert not Path(near.folder).exists()

@@ -230,9 +230,12 @@ def test_a_master_is_lost_once_its_port_stays_closed() -> None:
     server.close()
     one.close()
     time.sleep(0.5)
+    assert monitor.interrupted_within(60)
+    assert not monitor.came_back_within(60)
     server = listening(place)  # what listened has died, and was started again
     kept = [server.accept()[0] for _ in range(3)]  # it connects each second
     assert not lost
+    assert monitor.came_back_within(60)
     server.close()
     for one in kept:
         one.close()

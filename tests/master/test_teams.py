@@ -29,3 +29,24 @@ def test_what_it_takes_to_begin_each_time_makes_stretches_longer() -> None:
         found.append(rounds_of(plan, 0, 80_000, 4, *team.times(1, far=False)))
     # The first begins with connections; what happens once is not counted, and no more than 0.1 s is.
     assert found == [5, 20, 20, 50, 5]
+
+
+def test_where_members_die_often_a_stretch_is_no_longer_than_pays() -> None:
+    """Reports of 0.1 s: 5 s where nobody dies, and sqrt(2 x 0.1 x 10) s with a death every 10 s."""
+    team, plan = TeamUnit("host"), Plan(4, 10_000, 2, stretch_s=0.5)
+
+    def rounds() -> int:
+        return rounds_of(plan, 0, 80_000, 4, *team.times(1, far=False))
+
+    def trains(seconds: int) -> None:
+        for _ in range(seconds):  # a stretch each
+            complete(team, 9.0)
+
+    trains(10)
+    assert rounds() == 50
+    for _ in range(8):
+        team.broke()
+        trains(10)
+    assert rounds() == 14
+    trains(990)
+    assert rounds() == 50, "nobody has died for long"

@@ -219,9 +219,32 @@ def test_on_another_machine_the_log_has_each_published_result_once(tmp_path: Pat
     found, checkpoint = former.taken_over()
     assert checkpoint is not None
     assert checkpoint.counters.version == 8
-    assert (checkpoint.workers, checkpoint.histories) == ({0: history}, {0: b"momentum"})
+    read = replace(history, batches=7 + 5)  # and what was merged since
+    assert (checkpoint.workers, checkpoint.histories) == ({0: read}, {0: b"momentum"})
     assert log.read_text() == line(0, 4) + line(0, 5) + '{"time":7.0,"event":"left"}\n'
     assert [merge.version for merge in found.merges if merge.version > 5] == [6, 7, 8]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_with_new_workers_on_the_same_machine_the_log_is_left_as_it_is(
+    tmp_path: Path, damaged: bool
+) -> None:
+    former = Former(tmp_path)
+    log = tmp_path / "metrics.jsonl"
+    log.write_text(line(0, 4))
+    center = np.full(4, 3, np.float32)
+    state = {0: WorkerState(0, 1, 1, 7)}
+    kept = Checkpoint(counters(3, 0), center, workers=state, histories={0: b"momentum"})
+    path = write_checkpoint(tmp_path / CHECKPOINTS, kept)
+    if damaged:
+        path.write_bytes(path.read_bytes()[:-1])
+    former.settings = replace(former.settings, moved=True)
+    found, checkpoint = former.taken_over()
+    assert checkpoint is not None
+    assert checkpoint.counters.version == 5
+    assert checkpoint.histories == ({} if damaged else {0: b"momentum"})
+    assert log.read_text() == line(0, 4)
+    assert [merge.version for merge in found.merges] == [5]
 
 
 def test_without_a_standby_the_former_entries_are_not_kept(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class NodeKeeper:
         self._far_logs: Path | None = None
         self._stack = ExitStack()
         self._leaving = threading.Lock()
-        self._left = False
+        self._left = threading.Event()
         self._attends = False  # its command learns how the run goes
         self._leave_by = math.inf  # this host leaves then at the latest, once it is to leave
         # Of scripts alone: set once none of them is waited for any more.
@@ -142,6 +142,8 @@ class NodeKeeper:
         self._master = master
         with self._told():
             settings = self._settings_of(master)
+            if not isinstance(settings.spec, ScriptJob):
+                prepare_process(settings.engine)  # a keeper before this one has examined the node
             offer = None if self._link is None else self._link.offer
             if offer is not None and not offer.count and not settings.serves:
                 raise ClusterError(
@@ -213,7 +215,7 @@ class NodeKeeper:
 
     def _attend(self, link: HostLink) -> None:
         """Tell the command of this host how the run goes, and leave when either ends."""
-        while not self._left:
+        while not self._left.is_set():
             try:
                 master = self._master
                 status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
@@ -315,6 +317,10 @@ class NodeKeeper:
         with self._printing:
             return () if self._output is None else tuple(self._output.new())
 
+    def until_left(self) -> None:
+        """Returns once this node has left: who waits for that learns of a death at once."""
+        self._left.wait()
+
     def release_scripts(self) -> None:
         """Wait no longer for them: this node may leave."""
         if self._scripts_end is not None:
@@ -325,7 +331,7 @@ class NodeKeeper:
         if self._link is not None and not self._attends:
             self._tell_whether_over(self._link)
         with self._leaving:
-            self._left = True
+            self._left.set()
             if self._host is not None:
                 self._host.stop(cause)
             if self._serving is not None:

@@ -95,6 +95,7 @@ class MasterMonitor:
     def __init__(self, address: str, lost: Callable[[str], None]) -> None:
         self._address, self._lost = address, lost
         self._closed = False
+        self._answers = True  # at the last look
         self._interrupted = -math.inf
         self._telling = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="master-monitor", daemon=True)
@@ -111,6 +112,10 @@ class MasterMonitor:
         """Whether the port refused or closed a connection not longer ago: what answers there may be another master."""
         return time.monotonic() - self._interrupted < seconds
 
+    def came_back_within(self, seconds: float) -> bool:
+        """As `interrupted_within`, and the port accepts connections again."""
+        return self._answers and self.interrupted_within(seconds)
+
     def _watch(self) -> None:
         held: socket.socket | None = None
         refused, answered = 0, time.monotonic()
@@ -120,20 +125,20 @@ class MasterMonitor:
             try:
                 fresh = connection_to(self._address, ANSWER_S)
             except ConnectionRefusedError:
-                refused, self._interrupted = refused + 1, looked
+                refused, self._interrupted, self._answers = refused + 1, looked, False
             except OSError as error:
-                refused, silent = 0, time.monotonic() - answered
+                refused, silent, self._answers = 0, time.monotonic() - answered, False
                 if silent >= SILENT_S:
                     why = f"no answer for {silent:.0f} s: {error.strerror or error}"
             else:
-                answered = time.monotonic()
+                answered, self._answers = time.monotonic(), True
                 if held is not None:
                     held.close()
                 held = fresh
             if held is not None and _hangs_up(held, looked + BEAT_S):
                 held.close()
                 held, refused = None, refused + 1
-                self._interrupted = looked
+                self._interrupted, self._answers = looked, False
                 time.sleep(LOOK_S)
             elif answered >= looked:
                 refused = 0

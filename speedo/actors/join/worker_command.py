@@ -50,6 +50,7 @@ LEAVE_S: Final = (
     10.0  # what a stay that is asked to end may take for it, once its results are there
 )
 UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
+BEFORE_S: Final = 3.0  # so long before its keeper a master may have died
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _stay(
             return Leave(TOLD, told[0]) if told else None
 
         here = replace(offer, block=block)
-        ending = _follow(link, here, node, lost, wish, timeout_s, watch, addresses)
+        ending = _follow(link, here, node, lost, monitor, wish, timeout_s, watch, addresses)
         if isinstance(ending, Crashed) and monitor.interrupted_within(2 * UNKEPT_S):
             ending = Lost("it was started again")
     if stopped:
@@ -233,6 +234,7 @@ def _follow(
     offer: Offer,
     node: Node,
     lost: list[str],
+    monitor: MasterMonitor,
     wish: Callable[[], Leave | None],
     timeout_s: float,
     watch: Watch,
@@ -276,7 +278,9 @@ def _follow(
         elif node.dead():
             return Crashed("its Ray node died")
         was_kept = was_kept or link.is_kept
-        if was_kept and not link.is_kept and now > unkept + UNKEPT_S:
+        alone_s = now - unkept if was_kept and not link.is_kept else 0.0
+        # A master that was started again starts a keeper on the nodes of its own cluster, not on this one.
+        if alone_s > UNKEPT_S or (alone_s and monitor.came_back_within(alone_s + BEFORE_S)):
             return Crashed("the process that keeps its workers died, and was not started again")
         if not was_kept and now > began + timeout_s:
             raise ClusterError(

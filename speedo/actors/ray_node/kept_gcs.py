@@ -38,9 +38,13 @@ def environment_for(folder: str) -> dict[str, str]:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it is gone, or would be once its parent looked."""
+    """Whether it is gone, or would be once its parent looked.
+
+    While other threads than the first are still being killed, they hold its port and its files.
+    """
     try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        is_zombie = process.is_running() and process.status() == psutil.STATUS_ZOMBIE
+        return process.num_threads() <= 1 if is_zombie else not process.is_running()
     except psutil.Error:
         return True
 

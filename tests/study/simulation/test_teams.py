@@ -137,11 +137,14 @@ def test_a_team_over_hosts_is_one_team_that_knows_who_is_on_which_host() -> None
     assert max(team.rounds for team in teams) > 10
 
 
-def test_a_stretch_of_a_part_of_the_batch_moves_the_learning_rate_all_the_same() -> None:
-    """Two of four workers of a divided batch are there: a round of two local steps is one iteration."""
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_stretch_of_a_part_of_the_batch_moves_the_learning_rate_all_the_same(
+    local_steps: int,
+) -> None:
+    """Two of four workers of a divided batch are there: a local step is half of an iteration."""
     seen = Seen()
     simulate(
-        Synchronous(AverageDeltas(), local_steps=2),
+        Synchronous(AverageDeltas(), local_steps=local_steps),
         Plan(16, 100, 2, teams=True, stretch_s=1.0, test_interval=20),
         world=WORLD,
         samples_per_step=4,
@@ -152,6 +155,7 @@ def test_a_stretch_of_a_part_of_the_batch_moves_the_learning_rate_all_the_same()
     assert max(one.team.rounds for one in turns) > 10
     asked = [one.iteration_of(step) for one in turns for step in range(one.all_steps)]
     assert asked == [step // 2 for step in range(200)]
+    assert [test.iteration for test in seen.all(Evaluate)] == [20, 40, 60, 80]
 
 
 @pytest.mark.parametrize(
@@ -170,13 +174,19 @@ def test_how_many_rounds_a_stretch_has(
     iteration: int, left: int, round_s: float, expected: int
 ) -> None:
     plan = Plan(4, 1000, 2, test_interval=20, stretch_s=0.5)
-    assert rounds_of(plan, iteration, left, 8, round_s) == expected
+    assert rounds_of(plan, 4 * iteration, left, 8, round_s) == expected
 
 
-def test_a_round_that_is_no_whole_number_of_iterations_is_reported_by_itself() -> None:
-    plan = Plan(64, 1000, 2, stretch_s=0.5)
-    assert rounds_of(plan, 0, 10_000, 43, 0.001) == 1
-    assert rounds_of(plan, 0, 10_000, 96, 0.001) == 1
+def test_rounds_of_a_team_that_misses_a_member_are_no_fewer_in_a_stretch() -> None:
+    """Three of four train 48 records of a batch of 64: rounds are parts of iterations, and end with the test."""
+    plan = Plan(64, 1000, 4, test_interval=20, stretch_s=0.5)
+    assert rounds_of(plan, 0, 10_000, 48, 0.02) == 25
+    assert rounds_of(plan, 0, 10_000, 48, 0.001) == 27  # 1,280 samples are 26.7 rounds
+    assert rounds_of(plan, 27 * 48, 10_000, 48, 0.001) == 27  # from 1,296 to 2,560: 26.3
+    assert rounds_of(plan, 19 * 64 + 63, 10_000, 48, 0.001) == 1
+    assert rounds_of(plan, 0, 10_000, 96, 0.001) == 14
+    assert rounds_of(plan, 0, 100, 48, 0.001) == 2
+    assert rounds_of(plan, 0, 10_000, 48, 0.001, change=3) == 4
 
 
 def test_a_worker_that_joins_later_sums_with_the_others_from_the_next_turn() -> None:
@@ -202,7 +212,20 @@ def test_who_dies_in_a_stretch_costs_that_stretch_and_no_more() -> None:
     assert {drop.worker for drop in dropped} == {0, 1, 3}
     assert {drop.decision for drop in dropped} <= {"discarded", "refused"}
     assert all("worker 2" in drop.reason for drop in dropped)
-    assert seen.all(Train)[-1].team.workers == (0, 1, 3)
+    left = [one.team.rounds for one in seen.all(Train) if one.team.workers == (0, 1, 3)]
+    assert max(left) > 10, "three of four report no more often"
+
+
+def test_the_last_one_of_a_team_reports_no_more_often() -> None:
+    def die(cluster: SimulatedCluster) -> None:
+        for worker in (1, 2, 3):
+            cluster.die(worker, 0.3)
+
+    found, seen = run(4, script=die)
+    assert found.outcome.complete
+    alone = [one for one in seen.all(Train) if one.team.workers == (0,)]
+    assert max(one.team.rounds for one in alone) > 10
+    assert sum(part.samples for merge in seen.all(Merge) for part in merge.parts) == 1600
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])

@@ -1,0 +1,55 @@
+"""What bench.kills makes of what it saw."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from bench.kills import Kill, Seen, by_workers, lost, told
+from bench.support.timed import Follower
+from speedo.run_dir.directory import METRICS
+from speedo.system.json_lines import line_of
+
+SEEN = Seen(
+    seconds=60.0,
+    records=4000,
+    kills=[
+        Kill("worker", 10.0, 1000, 0.5),
+        Kill("master", 20.0, 1700, 3.0),
+        Kill("worker", 22.0, 1700, None),  # in the pause of the one before
+    ],
+    present_s={4: 40.0, 3: 20.0},
+    merged=Counter({4: 3600, 3: 400}),
+)
+
+
+def test_what_a_kill_has_lost_is_counted_up_to_the_next_one() -> None:
+    assert lost(SEEN.kills, SEEN, 100.0) == [3.0, 2.0, 15.0]
+    assert list(told("sync", SEEN, 100.0)) == [
+        ["sync, all", "3", "20.0", "6.7", "1.8", "3.0", "3.0"],
+        ["sync, master", "1", "2.0", "2.0", "3.0", "3.0", "3.0"],
+        ["sync, worker", "2", "18.0", "9.0", "0.5", "0.5", "0.5"],
+    ]
+
+
+def test_the_speed_by_the_number_of_workers() -> None:
+    assert list(by_workers("sync", SEEN, 100.0)) == [
+        ["sync, 4", "66.7%", "90", "90.0%"],
+        ["sync, 3", "33.3%", "20", "20.0%"],
+    ]
+
+
+def test_who_is_in_the_run_is_read_from_its_log(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+
+    def says(event: str, **fields: object) -> set[int]:
+        with (tmp_path / METRICS).open("ab") as log:
+            log.write(line_of({"time": 1.0, "event": event, **fields}))
+        follower.read()
+        return follower.here
+
+    assert says("joined", worker=0, host="a") == {0}
+    assert says("joined", worker=1, host="a") == {0, 1}
+    assert says("left", worker=0, cause="killed") == {1}
+    assert says("resumed", epoch=1, version=3, iteration=3, samples=12) == set()
+    assert (follower.samples, says("joined", worker=0, host="b")) == (12, {0})
