@@ -28,6 +28,7 @@ from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import MASTER, make_config
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
+from speedo.sgd_modes.conditions import name_of_score
 from speedo.system.standard_streams import NOBODY_READS, unread
 from speedo.watch.scores import short_scores
 
@@ -148,7 +149,7 @@ def _print(result: RunResult, accuracy: str = "not tested", *, scores: bool = Tr
     Without an accuracy, the test's other outputs stand there, unless `scores` are not wanted.
     """
     if result.accuracy is not None:
-        accuracy = f"test accuracy {result.accuracy:.4f}"
+        accuracy = f"test {name_of_score(result.metrics)} {result.accuracy:.4f}"
     elif result.metrics and scores:
         accuracy = ", ".join(
             f"{name} {one:.4f}" for name, one in short_scores(result.metrics).items()

@@ -16,6 +16,7 @@ import numpy as np
 from google.protobuf import text_format
 
 from speedo.engines.base import ModelEngine, Schedule
+from speedo.engines.box_labels import ROW, TOP, boxes_of
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.schema import caffe_schema
 from speedo.exchange.vector import Layout, Vector
@@ -120,8 +121,16 @@ def _reading(
     net.ClearField("layer")
     for layer in layers:
         if not layer.bottom and layer.type not in _NO_RECORDS:
-            for top in layer.top:
-                _add_reader(net, top, batch[top], size, records, trials, rows, folder)
+            of_trials = [[trial * records + row for row in rows] for trial in range(trials)]
+            for number, top in enumerate(layer.top):
+                if layer.type == "AnnotatedData" and number == TOP:
+                    taken, batch_size = _boxes(batch[top], of_trials), 1
+                elif batch[top].shape[0] == size:
+                    taken = batch[top][[row for trial in of_trials for row in trial]]
+                    batch_size = len(rows)
+                else:  # a constant of the model
+                    taken, batch_size = batch[top], batch[top].shape[0]
+                _add_reader(net, top, taken, batch_size, folder)
             continue
         if layer.type == "Dropout":
             layer.phase = caffe_schema().TEST  # it must not drop other units in each part
@@ -129,24 +138,20 @@ def _reading(
     return str(text_format.MessageToString(own))
 
 
-def _add_reader(
-    net: Any,
-    top: str,
-    values: Vector,
-    size: int,
-    records: int,
-    trials: int,
-    rows: Sequence[int],
-    folder: Path,
-) -> None:
-    """One layer for one top; what has another extent than the batch is a constant of the model, and read whole."""
+def _boxes(labels: Vector, of_trials: Sequence[Sequence[int]]) -> Vector:
+    """A row for each trial: the boxes of its images, as many as those with most; the others have rows of -1."""
+    own = [boxes_of(labels, images) for images in of_trials]
+    taken = np.full((len(own), 1, max(one.shape[2] for one in own), ROW), -1.0, np.float32)
+    for trial, one in enumerate(own):
+        taken[trial, :, : one.shape[2]] = one[0]
+    return taken
+
+
+def _add_reader(net: Any, top: str, taken: Vector, batch_size: int, folder: Path) -> None:
+    """One layer for one top."""
     import h5py
 
     number = len(net.layer)
-    taken, batch_size = values, values.shape[0]
-    if batch_size == size:
-        taken = values[[trial * records + row for trial in range(trials) for row in rows]]
-        batch_size = len(rows)
     name = f"records{number}"  # a top's own name may have a slash, which HDF5 takes for a folder
     with h5py.File(folder / f"{name}.h5", "w") as file:
         file[name] = taken

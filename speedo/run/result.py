@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a run. `accuracy` is the test net's for the weights in `model`; None without a test net.
+    """The result of a run. `accuracy` is the test net's for the weights in `model`; None without one.
+
+    Of a detector it is the mean average precision.
 
     `images_per_s` counts samples merged over the seconds from the first turn to the last merge. `bytes_pushed` and
     `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
@@ -42,14 +44,6 @@ class RunResult:
     warning: str = ""
     script_failures: tuple[str, ...] = ()
     master_restarts: tuple[str, ...] = ()
-
-
-def accuracy_of(metrics: Mapping[str, float]) -> float | None:
-    """The metric named accuracy, or else the last whose name contains it."""
-    if "accuracy" in metrics:
-        return metrics["accuracy"]
-    named = [value for name, value in metrics.items() if "acc" in name.lower()]
-    return named[-1] if named else None
 
 
 def result_fields(result: RunResult) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from speedo.master.driver import Driver, Outcome
 from speedo.messages import Event, Trained
 from speedo.run.best_model import BestFile
 from speedo.run.outputs import hand_over
-from speedo.run.result import RunResult, accuracy_of
+from speedo.run.result import RunResult
 from speedo.run.run_parts import RunParts
 from speedo.run.trained_model import TrainedModel
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.run_dir.metrics_log import MetricsLog
+from speedo.sgd_modes.conditions import score_in
 from speedo.system.disk_calls import hangs
 from speedo.watch.export.background import Background
 from speedo.watch.status import OwedTurn, Status
@@ -158,7 +159,7 @@ class Training:
             untested if outcome.complete and untested else outcome.reason,
             outcome.iteration,
             outcome.version,
-            accuracy_of(outcome.metrics),
+            score_in(outcome.metrics),
             dict(outcome.metrics),
             untested,
             outcome.samples / seconds if seconds > 0 else 0.0,

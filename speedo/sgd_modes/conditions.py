@@ -16,6 +16,8 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _LOWER: Final = ("loss", "err")  # in the names of outputs of which a lower value is better
+# Names that SSD's prototxts give to a detector's mean average precision.
+_PRECISIONS: Final = ("detection_eval", "mAP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,29 @@ def parse_best_by(text: str) -> Watched:
     return Watched(output, not lower)
 
 
+def score_among(outputs: Iterable[str]) -> str | None:
+    """The output that says how good a model is: a mean average precision, `accuracy`, the last whose name has `acc`."""
+    names = list(outputs)
+    found = [name for name in names if name in _PRECISIONS]
+    found = found or [name for name in names if "acc" in name.lower()]
+    if not found:
+        return None
+    return "accuracy" if "accuracy" in found else found[-1]
+
+
+def score_in(metrics: Mapping[str, float]) -> float | None:
+    """Its value."""
+    output = score_among(metrics)
+    return None if output is None else metrics[output]
+
+
+def name_of_score(outputs: Iterable[str]) -> str:
+    """What that output is, in words."""
+    return "mean average precision" if score_among(outputs) in _PRECISIONS else "accuracy"
+
+
 def watched_of(outputs: Iterable[str], best_by: str = "", target: str = "") -> Watched | None:
-    """What tells which of two models is better: what was asked for, the target's output, an accuracy, a loss.
+    """What tells which of two models is better: what was asked for, the target's output, `score_among`, a loss.
 
     None if nothing was asked for and no output is named so.
     """
@@ -101,8 +124,8 @@ def watched_of(outputs: Iterable[str], best_by: str = "", target: str = "") -> W
     if target:
         return parse_condition(target).is_about
     names = list(outputs)
-    accuracies = [name for name in names if "acc" in name.lower()]
-    if accuracies:
-        return Watched("accuracy" if "accuracy" in names else accuracies[-1], True)
+    score = score_among(names)
+    if score is not None:
+        return Watched(score, True)
     losses = [name for name in names if "loss" in name.lower()]
     return Watched("loss" if "loss" in names else losses[0], False) if losses else None

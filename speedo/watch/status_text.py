@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from speedo.run_dir.directory import LOG, RESULT
 from speedo.run_dir.read_back import read_result
+from speedo.sgd_modes.conditions import name_of_score
 from speedo.system.foreign_text import aligned, clean_values
 from speedo.watch.control_socket import OTHER
 from speedo.watch.first_failure import first_failure, kept_failure
@@ -149,7 +150,9 @@ def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:
     if result is None:
         return None, f"the run has ended without a result; {run_dir / LOG} says why{told}"
     accuracy = result.get("accuracy")
-    tested = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+    metrics = result.get("metrics")
+    name = name_of_score(metrics if isinstance(metrics, dict) else ())
+    tested = "" if accuracy is None else f", test {name} {accuracy:.4f}"
     return result, (
         f"it ended at iteration {result['iteration']} ({result['reason']}){tested}\n{result['model']}{told}"
     )

@@ -50,6 +50,8 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
         (["distance"], "min:distance", "", Watched("distance", False)),
         (["error_rate"], "error_rate", "", Watched("error_rate", False)),
         (["distance"], "", "", None),
+        (["detection_eval"], "", "", Watched("detection_eval", True)),
+        (["accuracy", "mAP", "mAP/1"], "", "", Watched("mAP", True)),
     ],
 )
 def test_which_output_is_watched(

@@ -92,11 +92,11 @@ def make_databases(folder: Path, train: int = 200, test: int = 40) -> None:
     )
 
 
-def _data(batch: int, test_batch: int) -> str:
-    mean = "scale: 0.02 mean_value: 110"
+def _data(batch: int, test_batch: int, mirror: bool = True) -> str:
+    mean, mirrored = "scale: 0.02 mean_value: 110", "mirror: true" if mirror else ""
     return f"""
 layer {{ name: "data" type: "AnnotatedData" top: "data" top: "label" include {{ phase: TRAIN }}
-  transform_param {{ {mean} mirror: true resize_param {{ height: {SIDE} width: {SIDE} }} }}
+  transform_param {{ {mean} {mirrored} resize_param {{ height: {SIDE} width: {SIDE} }} }}
   data_param {{ source: "data/train_lmdb" backend: LMDB batch_size: {batch} }}
   annotated_data_param {{ batch_sampler {{ max_sample: 1 max_trials: 1 }} }} }}
 layer {{ name: "data" type: "AnnotatedData" top: "data" top: "label" include {{ phase: TEST }}
@@ -159,11 +159,41 @@ layer {{ name: "{source}_prior" type: "PriorBox" bottom: "{source}" bottom: "dat
     )
 
 
-def ssd_net(batch: int = 16, test_batch: int = 20) -> str:
-    """SSD over a small MobileNet, with the layers of the published prototxt."""
+def _of_other_caffes() -> str:
+    """From conv3 to `mixed`, of one shape, through layers of ShuffleNet, SENet, SSD, SegNet and PSPNet."""
+    return (
+        """
+layer { name: "shuffled" type: "ShuffleChannel" bottom: "conv3" top: "shuffled" shuffle_channel_param { group: 4 } }
+layer { name: "squeezed" type: "Pooling" bottom: "shuffled" top: "squeezed"
+  pooling_param { pool: AVE global_pooling: true } }"""
+        + _conv("excited", "squeezed", 48, 1, relu=False)
+        + """
+layer { name: "gate" type: "Sigmoid" bottom: "excited" top: "gate" }
+layer { name: "scaled" type: "Axpy" bottom: "gate" bottom: "shuffled" bottom: "conv3" top: "scaled" }
+layer { name: "norm" type: "Normalize" bottom: "scaled" top: "norm" norm_param { across_spatial: false
+  channel_shared: false scale_filler { type: "constant" value: 10 } } }
+layer { name: "halved" type: "Pooling" bottom: "norm" top: "halved" top: "places"
+  pooling_param { pool: MAX kernel_size: 2 stride: 2 } }
+layer { name: "put_back" type: "Upsample" bottom: "halved" bottom: "places" top: "put_back"
+  upsample_param { scale: 2 } }
+layer { name: "smooth" type: "Interp" bottom: "halved" top: "smooth" interp_param { height: 8 width: 8 } }
+layer { name: "mixed" type: "Eltwise" bottom: "norm" bottom: "put_back" bottom: "smooth" top: "mixed" }"""
+    )
+
+
+def ssd_net(
+    batch: int = 16,
+    test_batch: int = 20,
+    *,
+    every_layer: bool = False,
+    normalization: str = "VALID",
+    mirror: bool = True,
+) -> str:
+    """SSD over a small MobileNet, with the layers of the published prototxt, or with those of other Caffes, too."""
+    first = "mixed" if every_layer else "conv3"
     joined = "".join(
         f"""
-layer {{ name: "mbox_{what}" type: "Concat" bottom: "conv3_{tail}" bottom: "conv4_{tail}" top: "mbox_{what}"
+layer {{ name: "mbox_{what}" type: "Concat" bottom: "{first}_{tail}" bottom: "conv4_{tail}" top: "mbox_{what}"
   concat_param {{ axis: {axis} }} }}"""
         for what, tail, axis in (
             ("loc", "loc_flat", 1),
@@ -172,12 +202,12 @@ layer {{ name: "mbox_{what}" type: "Concat" bottom: "conv3_{tail}" bottom: "conv
         )
     )
     return f"""name: "ssd"
-{_data(batch, test_batch)}{_backbone()}{_depthwise("conv4", "conv3", 48, 64, 2)}
-{_head("conv3", 16, 24)}{_head("conv4", 24, 36)}{joined}
+{_data(batch, test_batch, mirror)}{_backbone()}{_of_other_caffes() if every_layer else ""}
+{_depthwise("conv4", first, 48, 64, 2)}{_head(first, 16, 24)}{_head("conv4", 24, 36)}{joined}
 layer {{ name: "mbox_loss" type: "MultiBoxLoss" bottom: "mbox_loc" bottom: "mbox_conf" bottom: "mbox_priorbox"
   bottom: "label" top: "mbox_loss" include {{ phase: TRAIN }}
   propagate_down: true propagate_down: true propagate_down: false propagate_down: false
-  loss_param {{ normalization: VALID }}
+  loss_param {{ normalization: {normalization} }}
   multibox_loss_param {{ loc_loss_type: SMOOTH_L1 conf_loss_type: SOFTMAX loc_weight: 1 num_classes: 3
     share_location: true match_type: PER_PREDICTION overlap_threshold: 0.5 use_prior_for_matching: true
     background_label_id: 0 use_difficult_gt: true neg_pos_ratio: 3 neg_overlap: 0.5 code_type: CENTER_SIZE
@@ -206,71 +236,71 @@ eval_type: "detection" ap_version: "11point"
 """
 
 
-def faster_rcnn_net(batch: int = 2) -> str:
-    """Faster R-CNN over the same backbone, with py-faster-rcnn's Python layers; its test net has losses alone."""
+def faster_rcnn_net(batch: int = 4, test_batch: int = 20, *, every_layer: bool = False) -> str:
+    """Faster R-CNN over the same backbone, with py-faster-rcnn's Python layers; or with R-FCN's votes besides."""
+    rpn = "\"{'feat_stride': 8, 'scales': [1, 1.75], 'ratios': [1], 'min_size': 8}\""
     classes = "\"'num_classes': 3\""
-    rpn = "\"{'feat_stride': 8, 'scales': [1, 1.75], 'ratios': [1]}\""
+    train, test = "include { phase: TRAIN }", "include { phase: TEST }"
 
-    def python(name: str, layer: str, bottoms: str, tops: str, options: str) -> str:
-        named = (
-            " ".join(f'bottom: "{one}"' for one in bottoms.split())
-            + " "
-            + " ".join(f'top: "{one}"' for one in tops.split())
-        )
-        module = {"ProposalLayer": "proposal_layer", "AnchorTargetLayer": "anchor_target_layer",
-                  "ProposalTargetLayer": "proposal_target_layer"}[layer]  # fmt: skip
+    def python(name: str, kind: str, bottoms: str, tops: str, options: str, phase: str) -> str:
+        named = "".join(f' bottom: "{one}"' for one in bottoms.split())
+        named += "".join(f' top: "{one}"' for one in tops.split())
         return f"""
-layer {{ name: "{name}" type: "Python" {named}
-  python_param {{ module: "rpn.{module}" layer: "{layer}" param_str: {options} }} }}"""
+layer {{ name: "{name}" type: "Python"{named} {phase} python_param {{
+  module: "rpn.{kind}_layer" layer: "{kind.title().replace("_", "")}Layer" param_str: {options} }} }}"""
 
+    def product(name: str, bottom: str, outputs: int, filler: str) -> str:
+        return f"""
+layer {{ name: "{name}" type: "InnerProduct" bottom: "{bottom}" top: "{name}"
+  inner_product_param {{ num_output: {outputs} weight_filler {{ {filler} }} }} }}"""
+
+    scores = product("cls_score", "fc", 3, 'type: "gaussian" std: 0.01')
+    if every_layer:
+        scores = (
+            product("cls_fc", "fc", 3, 'type: "gaussian" std: 0.01')
+            + _conv("rfcn_cls", "conv3", 12, 1, relu=False)
+            + """
+layer { name: "parts" type: "PSROIPooling" bottom: "rfcn_cls" bottom: "rois" top: "parts"
+  psroi_pooling_param { spatial_scale: 0.125 output_dim: 3 group_size: 2 } }
+layer { name: "vote" type: "Pooling" bottom: "parts" top: "vote" pooling_param { pool: AVE global_pooling: true } }
+layer { name: "votes" type: "Flatten" bottom: "vote" top: "votes" }
+layer { name: "cls_score" type: "Eltwise" bottom: "cls_fc" bottom: "votes" top: "cls_score" }"""
+        )
+    proposed = "rpn_cls_prob_reshape rpn_bbox_pred data"
+    targets = "bbox_targets bbox_inside_weights bbox_outside_weights"
+    rpn_targets = "rpn_labels rpn_bbox_targets rpn_bbox_inside_weights rpn_bbox_outside_weights"
     return f"""name: "faster-rcnn"
-{_data(batch, batch)}{_backbone()}{_conv("rpn_conv", "conv3", 48, 3)}
-{_conv("rpn_cls_score", "rpn_conv", 4, 1, relu=False)}{
-        _conv("rpn_bbox_pred", "rpn_conv", 8, 1, relu=False)
-    }
+{_data(batch, test_batch)}{_backbone()}{_conv("rpn_conv", "conv3", 48, 3)}
+{_conv("rpn_cls_score", "rpn_conv", 4, 1, relu=False)}{_conv("rpn_bbox_pred", "rpn_conv", 8, 1, relu=False)}
 layer {{ name: "rpn_cls_score_reshape" type: "Reshape" bottom: "rpn_cls_score" top: "rpn_cls_score_reshape"
   reshape_param {{ shape {{ dim: 0 dim: 2 dim: -1 dim: 0 }} }} }}
-{
-        python(
-            "rpn-data",
-            "AnchorTargetLayer",
-            "rpn_cls_score label data data",
-            "rpn_labels rpn_bbox_targets rpn_bbox_inside_weights rpn_bbox_outside_weights",
-            rpn,
-        )
-    }
+{python("rpn-data", "anchor_target", "rpn_cls_score label data data", rpn_targets, rpn, train)}
 layer {{ name: "rpn_loss_cls" type: "SoftmaxWithLoss" bottom: "rpn_cls_score_reshape" bottom: "rpn_labels"
-  top: "rpn_cls_loss"
+  top: "rpn_cls_loss" {train}
   propagate_down: true propagate_down: false loss_param {{ ignore_label: -1 normalize: true }} }}
 layer {{ name: "rpn_loss_bbox" type: "SmoothL1Loss" bottom: "rpn_bbox_pred" bottom: "rpn_bbox_targets"
-  bottom: "rpn_bbox_inside_weights" bottom: "rpn_bbox_outside_weights" top: "rpn_loss_bbox"
+  bottom: "rpn_bbox_inside_weights" bottom: "rpn_bbox_outside_weights" top: "rpn_loss_bbox" {train}
   smooth_l1_loss_param {{ sigma: 3 }} }}
 layer {{ name: "rpn_cls_prob" type: "Softmax" bottom: "rpn_cls_score_reshape" top: "rpn_cls_prob" }}
 layer {{ name: "rpn_cls_prob_reshape" type: "Reshape" bottom: "rpn_cls_prob" top: "rpn_cls_prob_reshape"
   reshape_param {{ shape {{ dim: 0 dim: 4 dim: -1 dim: 0 }} }} }}
-{python("proposal", "ProposalLayer", "rpn_cls_prob_reshape rpn_bbox_pred data", "rpn_rois", rpn)}
-{
-        python(
-            "roi-data",
-            "ProposalTargetLayer",
-            "rpn_rois label data",
-            "rois labels bbox_targets bbox_inside_weights bbox_outside_weights",
-            classes,
-        )
-    }
+{python("proposal", "proposal", proposed, "rpn_rois", rpn, train)}
+{python("proposal", "proposal", proposed, "rois", rpn, test)}
+{python("roi-data", "proposal_target", "rpn_rois label data", "rois labels " + targets, classes, train)}
 layer {{ name: "roi_pool" type: "ROIPooling" bottom: "conv3" bottom: "rois" top: "pool"
   roi_pooling_param {{ pooled_w: 4 pooled_h: 4 spatial_scale: 0.125 }} }}
-layer {{ name: "fc" type: "InnerProduct" bottom: "pool" top: "fc"
-  inner_product_param {{ num_output: 64 weight_filler {{ type: "xavier" }} }} }}
+{product("fc", "pool", 64, 'type: "xavier"')}
 layer {{ name: "fc_relu" type: "ReLU" bottom: "fc" top: "fc" }}
-layer {{ name: "cls_score" type: "InnerProduct" bottom: "fc" top: "cls_score"
-  inner_product_param {{ num_output: 3 weight_filler {{ type: "gaussian" std: 0.01 }} }} }}
-layer {{ name: "bbox_pred" type: "InnerProduct" bottom: "fc" top: "bbox_pred"
-  inner_product_param {{ num_output: 12 weight_filler {{ type: "gaussian" std: 0.001 }} }} }}
-layer {{ name: "loss_cls" type: "SoftmaxWithLoss" bottom: "cls_score" bottom: "labels" top: "loss_cls"
+{scores}{product("bbox_pred", "fc", 12, 'type: "gaussian" std: 0.001')}
+layer {{ name: "loss_cls" type: "SoftmaxWithLoss" bottom: "cls_score" bottom: "labels" top: "loss_cls" {train}
   propagate_down: true propagate_down: false }}
-layer {{ name: "accuracy" type: "Accuracy" bottom: "cls_score" bottom: "labels" top: "accuracy"
-  include {{ phase: TEST }} }}
 layer {{ name: "loss_bbox" type: "SmoothL1Loss" bottom: "bbox_pred" bottom: "bbox_targets" bottom: "bbox_inside_weights"
-  bottom: "bbox_outside_weights" top: "loss_bbox" }}
+  bottom: "bbox_outside_weights" top: "loss_bbox" {train} }}
+layer {{ name: "cls_prob" type: "Softmax" bottom: "cls_score" top: "cls_prob" {test} }}
+layer {{ name: "detection_out" type: "DetectionOutput" bottom: "bbox_pred" bottom: "cls_prob" bottom: "rois"
+  bottom: "data" top: "detection_out" {test}
+  detection_output_param {{ num_classes: 3 share_location: false code_type: CENTER_SIZE normalized_bbox: false
+    clip: true confidence_threshold: 0.05 nms_param {{ nms_threshold: 0.3 }} keep_top_k: 100 }} }}
+layer {{ name: "detection_eval" type: "DetectionEvaluate" bottom: "detection_out" bottom: "label" bottom: "data"
+  top: "detection_eval" {test} detection_evaluate_param {{ num_classes: 3 }} }}
 """

@@ -61,6 +61,10 @@ class Layer(ABC):
     constant: ClassVar[Mapping[int, str]] = {}
     # Whether its top is right in Caffe where it overwrites the bottom. Others it refuses, or they read what they wrote.
     in_place: ClassVar[bool] = False
+    # Whether its tops depend on nothing but the heights and widths of its bottoms.
+    by_shape: ClassVar[bool] = False
+    # The bottoms that `counted` reads.
+    counts: ClassVar[tuple[int, ...]] = (1,)
 
     def __init__(self, param: Any, place: Place) -> None:
         self.param = param
@@ -84,8 +88,8 @@ class Layer(ABC):
         """
         return ""
 
-    def counted(self, labels: Tensor) -> Tensor:
-        """How many of these labels, its second bottom, its loss is divided by."""
+    def counted(self, *bottoms: Tensor) -> Tensor:
+        """By how many of what is in these bottoms (`counts`) its loss is divided."""
         raise NotImplementedError
 
     def checked(self, index: Tensor, size: int, what: str) -> Tensor:
@@ -129,6 +133,7 @@ class SourceLayer(Layer):
 
     bottoms: ClassVar[tuple[int, int | None]] = (0, 0)
     tops: ClassVar[tuple[int, int | None]] = (1, None)
+    boxes: ClassVar[int | None] = None  # of its tops the one of `speedo.engines.box_labels`
 
     @property
     @abstractmethod

@@ -13,8 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from speedo.engines.box_labels import boxes_of
+from speedo.engines.pytorch.layer import SourceLayer
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.net import Net
+from speedo.engines.pytorch.refused import type_here
 from speedo.engines.pytorch.step_memory import step_memory
 from speedo.engines.pytorch.wiring import Wired
 from speedo.errors import EngineError
@@ -25,8 +28,8 @@ _LEAVE_IT_OUT: Final = "leave --micro-batch out"
 # They read the first axis as time, as images of regions, or by the values of others.
 _MIXING: Final = frozenset(
     {
-        "RNN", "LSTM", "LSTMUnit", "BatchReindex", "Filter", "AnnotatedData", "MultiBoxLoss", "DetectionOutput",
-        "DetectionEvaluate", "Proposal", "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling",
+        "RNN", "LSTM", "LSTMUnit", "BatchReindex", "Filter", "DetectionOutput", "DetectionEvaluate", "Proposal",
+        "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling",
     }
 )  # fmt: skip
 # Of a GPU's memory; more in use after the first step, and the parts are halved once more.
@@ -44,7 +47,8 @@ class MicroBatches:
     def __init__(self, net: Net, wanted: str) -> None:
         self._net, self._auto = net, wanted == AUTO
         self.batch = net.batch
-        self._losses = _losses_of(net)
+        self._boxes = _boxes_in(net)
+        self._losses = _losses_of(net, self._boxes)
         self.size = self._first_size() if self._auto else min(int(wanted), self.batch)
         self._checked = not self._auto
 
@@ -81,14 +85,16 @@ class MicroBatches:
     def _divided(self, batch: Tops) -> Iterator[tuple[int, Tops]]:
         """The number of records and the tops of each part; what is no record is whole in each."""
         for start in range(0, self.batch, self.size):
-            stop = min(start + self.size, self.batch)
+            records = range(start, min(start + self.size, self.batch))
             yield (
-                stop - start,
-                {
-                    number: top[start:stop] if top.dim() and len(top) == self.batch else top
-                    for number, top in batch.items()
-                },
+                len(records),
+                {number: self._part(number, top, records) for number, top in batch.items()},
             )
+
+    def _part(self, number: int, top: Tensor, records: range) -> Tensor:
+        if number in self._boxes:
+            return torch.from_numpy(boxes_of(top.numpy(), records))
+        return top[records.start : records.stop] if top.dim() and len(top) == self.batch else top
 
     def _weights(
         self, records: int, part: Tops, counts: Mapping[int, Tensor]
@@ -116,7 +122,20 @@ class MicroBatches:
 
     @torch.no_grad()
     def _counted(self, wired: Wired, part: Tops) -> Tensor:
-        return wired.layer.counted(self._net.value(wired.bottoms[1], part))
+        layer = wired.layer
+        return layer.counted(*(self._value(wired.bottoms[at], part) for at in layer.counts))
+
+    def _value(self, number: int, part: Tops) -> Tensor:
+        """The value of this number for these tops of the data layers; computes what it depends on."""
+        if number in part:
+            return part[number]
+        wired = next(one for one in self._net.wired if number in one.tops)
+        blank = torch.zeros((), device=self._net.device)
+        bottoms = [
+            blank.expand(self._net.all_shapes[bottom]) if wired.layer.by_shape else self._value(bottom, part)
+            for bottom in wired.bottoms
+        ]  # fmt: skip
+        return wired.layer.forward(bottoms, wired.blobs)[wired.tops.index(number)]
 
     def _first_size(self) -> int:
         """The largest part, by halves, whose step takes half of the free memory; a GPU tells itself."""
@@ -144,20 +163,28 @@ def lacks_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _losses_of(net: Net) -> dict[int, tuple[Wired, str]]:
+def _boxes_in(net: Net) -> frozenset[int]:
+    """The numbers of the values that have the boxes of a batch."""
+    sources = [(one, one.layer.boxes) for one in net.wired if isinstance(one.layer, SourceLayer)]
+    return frozenset(n for one, at in sources if at is not None for n in one.tops[at : at + 1])
+
+
+def _losses_of(net: Net, boxes: frozenset[int]) -> dict[int, tuple[Wired, str]]:
     """By the number of its top each loss, and how it follows from those of parts: `sum`, `mean` or `counted`."""
     found: dict[int, tuple[Wired, str]] = {}
-    varying: set[int] = set()  # values with a row for each record
+    varying = set(
+        boxes
+    )  # values that differ from part to part, as those with a row for each record do
     for wired in net.wired:
         layer = wired.layer
-        if layer.param.type in _MIXING:
+        if type_here(layer.param) in _MIXING:
             raise layer.refuse(
                 f"mixes the records of a batch, so that parts do not give its step: {_LEAVE_IT_OUT}"
             )
         if not wired.bottoms:
             varying.update(n for n in wired.tops if net.all_shapes[n][:1] == (net.batch,))
             continue
-        reads = any(number in varying for number in wired.bottoms)
+        reads = not layer.by_shape and any(number in varying for number in wired.bottoms)
         if any(number in found for number in wired.bottoms):
             raise layer.refuse(f"reads a loss, which is another one in each part: {_LEAVE_IT_OUT}")
         losses = {wired.tops[at]: at for at, _, _ in wired.losses}

@@ -158,14 +158,6 @@ class Net:
             for number, top in zip(wired.tops, wired.layer.forward([], []), strict=True)
         }
 
-    def value(self, number: int, given: Mapping[int, Tensor]) -> Tensor:
-        """The value of this number for these tops of the data layers; computes what it depends on."""
-        if number in given:
-            return given[number]
-        wired = next(one for one in self._wired if number in one.tops)
-        bottoms = [self.value(bottom, given) for bottom in wired.bottoms]
-        return wired.layer.forward(bottoms, wired.blobs)[wired.tops.index(number)]
-
     def forward(
         self,
         given: Mapping[int, Tensor] | None = None,

@@ -9,23 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from speedo.engines.pytorch.refused import ONNX_LAYER
+from speedo.engines.pytorch.refused import type_here
 
 # Caffe: layers/recurrent_layer.cpp. Rows are time steps, and the state continues from batch to batch.
 _RECURRENT: Final = frozenset({"LSTM", "RNN"})
-# Caffe: layers/loss_layer.cpp. Their first top has the weight 1 where the prototxt gives none.
-_LOSSES: Final = frozenset(
-    {
-        "ContrastiveLoss",
-        "EuclideanLoss",
-        "HingeLoss",
-        "InfogainLoss",
-        "MultinomialLogisticLoss",
-        "SigmoidCrossEntropyLoss",
-        "SoftmaxWithLoss",
-    }
-)
 _VALID_BY_DEFAULT: Final = frozenset({"SoftmaxWithLoss", "InfogainLoss"})
+# py-faster-rcnn: lib/rpn.
+_DRAWN_FROM_BATCH: Final = frozenset({"AnchorTarget", "ProposalTarget"})
 
 
 def obstacle_to_parts(net: Any) -> str:
@@ -34,6 +24,10 @@ def obstacle_to_parts(net: Any) -> str:
         name = f"layer {layer.name!r} ({layer.type})"
         if _counts_labels(layer):
             return f"{name} divides by the labels of its batch that are not ignore_label"
+        if layer.type == "MultiBoxLoss" and _is_valid(layer.loss_param, usual=True):
+            return f"{name} divides by the matched boxes of its batch"
+        if type_here(layer) in _DRAWN_FROM_BATCH:
+            return f"{name} draws what is trained from its batch"
         if layer.type == "BatchNorm" and not layer.batch_norm_param.use_global_stats:
             return f"{name} normalizes by the statistics of its batch"
         if layer.type == "Filter":
@@ -62,8 +56,7 @@ def state_between_batches(nets: Iterable[Any]) -> str:
         for layer in net.layer:
             if layer.type in _RECURRENT:
                 return f"layer {layer.name!r} ({layer.type}) continues from one batch to the next"
-            is_ours = layer.python_param.module == ONNX_LAYER
-            if layer.type == "Python" and layer.bottom and not is_ours:
+            if type_here(layer) == "Python" and layer.bottom:
                 return f"layer {layer.name!r} (Python) may count over batches"
     return ""
 
@@ -71,7 +64,8 @@ def state_between_batches(nets: Iterable[Any]) -> str:
 def scale_losses(net: Any, factor: float) -> None:
     """Multiply the weight of every loss in place."""
     for layer in net.layer:
-        if layer.type in _LOSSES and not layer.loss_weight:
+        # Caffe: layers/loss_layer.cpp. The first top has the weight 1 where the prototxt gives none.
+        if layer.type.endswith("Loss") and not layer.loss_weight:
             layer.loss_weight.append(1.0)
         for top, weight in enumerate(layer.loss_weight):
             layer.loss_weight[top] = weight * factor
@@ -82,13 +76,14 @@ def _counts_labels(layer: Any) -> bool:
     if layer.type not in _VALID_BY_DEFAULT and layer.type != "SigmoidCrossEntropyLoss":
         return False
     loss = layer.loss_param
-    if not loss.HasField("ignore_label"):
-        return False
+    return loss.HasField("ignore_label") and _is_valid(loss, layer.type in _VALID_BY_DEFAULT)
+
+
+def _is_valid(loss: Any, usual: bool) -> bool:
+    """Whether the normalization of a LossParameter is VALID."""
     if loss.HasField("normalization"):
         return bool(loss.normalization == loss.VALID)
-    if loss.HasField("normalize"):
-        return bool(loss.normalize)
-    return layer.type in _VALID_BY_DEFAULT
+    return bool(loss.normalize) if loss.HasField("normalize") else usual
 
 
 def _axis(settings: Any, old_name: str) -> int:

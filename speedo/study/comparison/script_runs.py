@@ -107,7 +107,8 @@ def _records(runs: Sequence[RunHistory]) -> int | None:
 def as_text(figures: Figures) -> str:
     """The table for a terminal; what is not known is a hyphen."""
     heading = (
-        "run", "seconds", "records/s", "x throughput", "loss at end", f"{figures.unit} to loss", "speed-up", "accuracy",
+        "run", "seconds", "records/s", "x throughput", "loss at end", f"{figures.unit} to loss", "speed-up",
+        figures.score,
     )  # fmt: skip
     first = _rate(figures.reference)
     lines = [heading]

@@ -28,10 +28,10 @@ from speedo.errors import ConfigError, SpeedoError
 from speedo.run.chosen_solver import chosen_solver
 from speedo.run.engine_choice import choice_of
 from speedo.run_dir.directory import METRICS, MODEL, create_run_dir, write_config, write_result
+from speedo.sgd_modes.conditions import score_in
 from speedo.system.json_lines import line_of
 from speedo.system.line_file import LineFile
 from speedo.watch.report.figures import SEQUENTIAL
-from speedo.watch.report.run_history import accuracy_in
 
 
 def engine_of(options: Mapping[str, Any], note: Callable[[str], None]) -> EngineChoice:
@@ -112,7 +112,7 @@ class Sequential:
             self._run_dir,
             {
                 "mode": SEQUENTIAL, "workers": 1, "complete": complete, "reason": reason, "iteration": iteration,
-                "version": iteration, "accuracy": accuracy_in(self._metrics), "metrics": self._metrics,
+                "version": iteration, "accuracy": score_in(self._metrics), "metrics": self._metrics,
                 "images_per_s": iteration * batch / self._seconds, "seconds": self._seconds,
                 "samples": iteration * batch, "model": str(self._run_dir / MODEL), "run_dir": str(self._run_dir),
             },

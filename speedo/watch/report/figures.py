@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from speedo.sgd_modes.conditions import name_of_score
 from speedo.watch.report.equal_loss import (
     Curve,
     Interval,
@@ -140,6 +141,13 @@ class Figures:
     @property
     def unit(self) -> str:
         return "epochs" if self.records else "thousand images"
+
+    @property
+    def score(self) -> str:
+        """What the tests of the runs measure: an accuracy or, of detectors alone, a mean average precision."""
+        tested = [run.tests[-1].metrics for one in self.series for run in one.runs if run.tests]
+        names = {name_of_score(metrics) for metrics in tested}
+        return names.pop() if len(names) == 1 else "accuracy"
 
     def of(self, mode: str, workers: int, variant: str = "") -> Series:
         """The series of this name. `KeyError` if there is none."""

@@ -106,7 +106,7 @@ def _columns(figures: Figures) -> list[str]:
     ]
     if has_published(figures):
         own.append("original's speed-up, CIFAR-10")
-    return [*own, "seconds to the loss", "accuracy", "not merged"]
+    return [*own, "seconds to the loss", figures.score, "not merged"]
 
 
 def _table(figures: Figures) -> list[list[Cell]]:
@@ -157,7 +157,7 @@ def _tiles(figures: Figures) -> list[tuple[str, str, str]]:
     for above, attribute in (
         ("largest speed-up to equal loss", "speedup"),
         ("best epoch factor", "epoch_factor"),
-        ("best accuracy", "accuracy"),
+        (f"best {figures.score}", "accuracy"),
     ):
         known = [one for one in others if getattr(one, attribute) is not None]
         if known:

@@ -60,7 +60,12 @@ def draw(figures: Figures, title: str, file: IO[bytes], form: str) -> None:
                 (
                     (panels.losses(panel, "epochs"), kind, figures.unit, STEEP),
                     (panels.losses(panel, "seconds"), kind, "seconds of training", STEEP),
-                    (panels.accuracies(panel, "epochs"), "test accuracy", figures.unit, 0.1),
+                    (
+                        panels.accuracies(panel, "epochs"),
+                        f"test {figures.score}",
+                        figures.unit,
+                        0.1,
+                    ),
                     (panels.rates(panel), "images/s", "seconds of training", 0.0),
                 )
             ):

@@ -32,6 +32,7 @@ from speedo.run_dir.events import (
     read_events,
 )
 from speedo.run_dir.read_back import read_result, text_of
+from speedo.sgd_modes.conditions import score_in
 from speedo.system.files import read_bytes
 from speedo.system.foreign_text import MOST_NAME, clean_text
 
@@ -113,8 +114,8 @@ class RunHistory:
         return sum(one.count for one in self.refused)
 
     def accuracies(self) -> list[tuple[float, float, float]]:
-        """Images, seconds and accuracy of each test whose net has one."""
-        found = [(one.images, one.seconds, accuracy_in(one.metrics)) for one in self.tests]
+        """Images, seconds and accuracy, or mean average precision, of each test whose net has one."""
+        found = [(one.images, one.seconds, score_in(one.metrics)) for one in self.tests]
         return [(images, seconds, value) for images, seconds, value in found if value is not None]
 
     def images_per_s(self) -> float | None:
@@ -129,14 +130,6 @@ class RunHistory:
                 images += self.ends[inside[-1]] - self.ends[begin]
                 seconds += self.seconds[inside[-1]] - self.seconds[begin]
         return images / seconds if seconds > 0 else None
-
-
-def accuracy_in(metrics: Mapping[str, float]) -> float | None:
-    """The output named accuracy, or else the last whose name contains it; of a detector its mean average precision."""
-    if "accuracy" in metrics:
-        return metrics["accuracy"]
-    named = [value for name, value in metrics.items() if "acc" in name.lower()]
-    return named[-1] if named else metrics.get("detection_eval", metrics.get("mAP"))
 
 
 def loss_in(metrics: Mapping[str, float]) -> float | None:

@@ -135,15 +135,15 @@ def _losses(figures: Figures, panels: Panels) -> Section:
 
 
 def _accuracies(figures: Figures, panels: Panels) -> Section:
-    made = []
+    made, score = [], figures.score
     for axis in AXES:
         for place, panel in enumerate(panels.all):
             if lines := panels.accuracies(panel, axis):
-                title, across = _titled("Test accuracy", panel.title), _across(figures, axis)
+                title, across = _titled(f"Test {score}", panel.title), _across(figures, axis)
                 name = f"accuracy-{axis}-{place}"
-                made.append(charts.line_chart(name, title, across, "accuracy", lines))
+                made.append(charts.line_chart(name, title, across, score, lines))
     text = "Each point is a test of the center. " + _predicted_seconds(figures)
-    return Section("accuracy", "Accuracy", text, made, panels.legend())
+    return Section("accuracy", score.capitalize(), text, made, panels.legend())
 
 
 def _predicted_seconds(figures: Figures) -> str:

@@ -100,7 +100,7 @@ def as_text(figures: Figures) -> str:
     """The table for a terminal; a predicted figure has a `p` behind it, one that is not known is a hyphen."""
     heading = (
         "run", f"{figures.unit} to loss", "epoch factor", "images/s", "x throughput", "speed-up", "published",
-        "accuracy",
+        figures.score,
     )  # fmt: skip
     lines = [heading]
     for one in figures.series:

@@ -231,6 +231,83 @@ def test_detection_output_decodes_suppresses_and_keeps_the_best() -> None:
     np.testing.assert_allclose(two[0, 0], [expected[0], expected[1], expected[3]], atol=1e-6)
 
 
+# Regions of two images of 32 x 64; the third has none.
+REGIONS = [[0.0, 0, 0, 15, 15], [0, 2, 0, 17, 15], [1, 16, 16, 31, 31]]
+SCORES = [[0.1, 0.9, 0.02], [0.1, 0.8, 0.3], [0.4, 0.01, 0.6]]
+OF_REGIONS = """type: "DetectionOutput" detection_output_param { num_classes: 3 code_type: CENTER_SIZE
+  normalized_bbox: false clip: true confidence_threshold: 0.05 nms_param { nms_threshold: 0.3 } %s }"""
+# As published the boxes end behind their last row and column, and are cut at the last row and column of the image.
+FOUND = [
+    [0, 1, 0.9, 16, 0, 32, 16],
+    [0, 2, 0.3, 2, 0, 18, 16],
+    [1, 2, 0.6, 0, 16, 56, 31],
+    [2, -1, -1, -1, -1, -1, -1],
+]
+
+
+def codes_of_regions() -> Any:
+    """(3 regions, 3 classes, 4): not yet divided by the deviations 0.1, 0.1, 0.2, 0.2."""
+    codes = np.zeros((3, 3, 4))
+    codes[0, 1, 0] = 1.0  # one width, 16, to the right
+    codes[1, 1, 0] = 14 / 16  # to the same place, and goes: its score is lower
+    codes[2, 2, 2] = math.log(4)  # from 16 to 31 to 64 wide around 24
+    return codes
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_detection_output_decodes_the_regions_of_faster_rcnn(encoded: bool) -> None:
+    codes, images = codes_of_regions(), np.zeros((3, 3, 32, 64))
+    if not encoded:
+        codes /= [0.1, 0.1, 0.2, 0.2]
+    text = OF_REGIONS % f"share_location: false variance_encoded_in_target: {str(encoded).lower()}"
+    (top,) = tops_of(text, [codes.reshape(3, 12), SCORES, REGIONS, images])
+    np.testing.assert_allclose(top[0, 0], FOUND, atol=1e-4)
+    (top,) = tops_of(text, [codes.reshape(3, 12), SCORES, REGIONS, [[32.0, 64.0, 1.0]] * 3])
+    np.testing.assert_allclose(top[0, 0], FOUND, atol=1e-4)
+
+
+def test_detection_output_takes_the_boxes_of_any_class_that_r_fcn_makes() -> None:
+    codes = np.zeros((3, 8, 1, 1))
+    codes[0, 4] = 10.0
+    bottoms = [codes, np.reshape(SCORES, (3, 3, 1, 1)), REGIONS, np.zeros((2, 3, 32, 64))]
+    (top,) = tops_of(OF_REGIONS % "share_location: true", bottoms)
+    expected = [FOUND[0], [0, 1, 0.8, 2, 0, 18, 16], FOUND[1], [1, 2, 0.6, 16, 16, 32, 31]]
+    np.testing.assert_allclose(top[0, 0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "bottoms", "words"),
+    [
+        ("", "", 3, "as fourth bottom"),
+        ("CENTER_SIZE", "CORNER", 4, "set code_type: CENTER_SIZE"),
+        ("num_classes: 3", "num_classes: 4", 4, "3 rows of 5 need 16 and 4 values each"),
+        ("normalized_bbox: false", "", 4, "set normalized_bbox: false"),
+    ],
+)
+def test_regions_that_do_not_fit_are_refused(old: str, new: str, bottoms: int, words: str) -> None:
+    text = (OF_REGIONS % "share_location: false").replace(old, new)
+    with pytest.raises(EngineError, match=words):
+        layer_of(text, [(3, 12), (3, 3), (3, 5), (3, 3, 32, 64)][:bottoms], "TEST")
+
+
+def test_detection_evaluate_compares_boxes_in_pixels_with_parts_of_the_image() -> None:
+    labels = [[0, 1, 0, 16 / 64, 0, 33 / 64, 17 / 32, 0], [1, 2, 0, 0, 16 / 32, 30 / 64, 1, 0]]
+    text = 'type: "DetectionEvaluate" detection_evaluate_param { num_classes: 3 }'
+    bottoms = [np.reshape(FOUND, (1, 1, -1, 7)), np.reshape(labels, (1, 1, -1, 8))]
+    (top,) = tops_of(text, [*bottoms, np.zeros((3, 3, 32, 64))], phase="TEST")
+    # The last is 57 x 16 pixels, of which the label has 30 x 16: 0.53.
+    expected = [
+        [-1, 1, 1, -1, -1],
+        [-1, 2, 1, -1, -1],
+        [0, 1, 0.9, 1, 0],
+        [0, 2, 0.3, 0, 1],
+        [1, 2, 0.6, 1, 0],
+    ]
+    np.testing.assert_allclose(top[0, 0], expected, atol=1e-6)
+    with pytest.raises(EngineError, match="as third bottom"):
+        tops_of(text, bottoms, phase="TEST")
+
+
 def test_detection_evaluate_judges_each_box_once_and_the_precision_is_that_worked_by_hand() -> None:
     labels = [
         [0, 1, 0, 0.0, 0.0, 0.4, 0.4, 0], [0, 1, 1, 0.5, 0.5, 0.9, 0.9, 0], [1, 2, 0, 0.1, 0.1, 0.5, 0.5, 1],

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from speedo.cli.main import main
 from speedo.errors import DataError
+from speedo.watch.report.figures import figures_of
 from speedo.watch.report.run_history import RunHistory, read_history
 
 
@@ -74,6 +77,31 @@ def test_a_test_stands_at_the_images_of_its_version(tmp_path: Path) -> None:
         {"time": 2.5, "event": "test", "version": 1, "iteration": 1, "metrics": {"accuracy": 0.5, "loss": None}},
     )  # fmt: skip
     assert run.accuracies() == [(10, 1.0, 0.5)]
+
+
+def test_a_report_shows_the_mean_average_precision_of_detectors(tmp_path: Path) -> None:
+    tested = {"ssd": {"detection_eval": 0.75}, "faster-rcnn": {"accuracy": 0.94, "mAP": 0.625}}
+    for name, metrics in tested.items():
+        (tmp_path / name).mkdir()
+        test = {"time": 2.5, "event": "test", "version": 2, "iteration": 2, "metrics": metrics}
+        history(tmp_path / name, joined(0.0, 0), merged(1.0, 1), merged(2.0, 2, loss=0.5), test)
+    folders, target = [str(tmp_path / name) for name in tested], tmp_path / "report.html"
+    done = CliRunner().invoke(main, ["report", *folders, "-o", str(target)])
+    assert done.exit_code == 0, done.output
+    page = target.read_text()
+    for words in ("Test mean average precision", "<th>mean average precision", "0.7500", "0.6250"):
+        assert words in page
+    (tmp_path / "lenet").mkdir()
+    test = {
+        "time": 2.5,
+        "event": "test",
+        "version": 1,
+        "iteration": 1,
+        "metrics": {"accuracy": 0.5},
+    }
+    lenet = history(tmp_path / "lenet", joined(0.0, 0), merged(1.0, 1), test)
+    runs = [lenet, *(read_history(Path(folder)) for folder in folders)]
+    assert figures_of(runs, records=None).score == "accuracy"
 
 
 def test_refused_results_and_deaths_are_counted_with_their_causes(tmp_path: Path) -> None:

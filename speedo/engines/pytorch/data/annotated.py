@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
+from speedo.engines.box_labels import ROW, TOP
 from speedo.engines.caffe_schema.caffe_pb2 import AnnotatedDatum
 from speedo.engines.pytorch.data.augmentation import Augmentation, Boxes
 from speedo.engines.pytorch.data.datums import Data
@@ -14,17 +15,16 @@ from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.transform import Pixels, Size
 from speedo.engines.pytorch.layer import Shape
 
-_ROW: Final = 8  # image, class, number in its class, xmin, ymin, xmax, ymax, difficult
-
 
 class AnnotatedData(Data):
-    """Tops (N, C, H, W) and the boxes of all images of the batch, (1, 1, n, 8); a row of -1 if they have none.
+    """Tops (N, C, H, W) and the boxes of all images of the batch (`speedo.engines.box_labels`).
 
     Records, shards and their order are those of Data. A record's random numbers follow from its place in that order, so
     that records can be skipped.
     """
 
     tops: ClassVar[tuple[int, int | None]] = (1, 2)
+    boxes: ClassVar[int | None] = TOP
 
     def open(self) -> list[Shape]:
         """See `BatchSource.open`."""
@@ -44,7 +44,7 @@ class AnnotatedData(Data):
         """See `Data.shapes_of`."""
         resize = self.param.transform_param.resize_param
         size = (first[0], resize.height, resize.width) if resize.height else first
-        return [(self.samples, *self._transform.window(size)), (1, 1, 1, _ROW)]
+        return [(self.samples, *self._transform.window(size)), (1, 1, 1, ROW)]
 
     def is_costly(self) -> bool:
         """Decoding and resizing images takes longer than many a net."""
@@ -72,7 +72,7 @@ class AnnotatedData(Data):
         rows = [np.insert(boxes, 0, image, axis=1) for image, (_, boxes) in enumerate(made)]
         labels = np.concatenate(rows).astype(np.float32)
         if not len(labels):
-            labels = np.full((1, _ROW), -1.0, np.float32)
+            labels = np.full((1, ROW), -1.0, np.float32)
         return [out, torch.from_numpy(labels)[None, None]][: len(self.param.top)]
 
     def pass_over(self, batches: int) -> None:
@@ -98,7 +98,7 @@ def _boxes_of(annotated: Any) -> Boxes:
         for group in annotated.annotation_group
         for one in group.annotation
     ]  # fmt: skip
-    return np.array(rows, np.float64).reshape(-1, _ROW - 1)
+    return np.array(rows, np.float64).reshape(-1, ROW - 1)
 
 
 LAYERS: Final = (AnnotatedData,)

@@ -1,18 +1,35 @@
-"""DetectionOutput and DetectionEvaluate: the boxes that SSD finds, and which of them are right."""
+"""DetectionOutput and DetectionEvaluate: the boxes that SSD or Faster R-CNN finds, and which of them are right."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
+from speedo.engines.box_labels import ROW
 from speedo.engines.pytorch.boxes import Code, decoded, kept, overlaps
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import count
 from speedo.engines.pytorch.layers.multibox_loss import TrueBoxes, true_boxes
 from speedo.engines.pytorch.layers.options import choice
+from speedo.engines.pytorch.layers.proposals import DEVIATIONS, sizes_of, to_edges
+
+
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """What a net predicts for one image: codes (n, locations, 4) that move `boxes` (n, 4), and scores (n, classes).
+
+    `variances` (n, 4) scale the codes; `limits` (4,) are the largest corners in the image.
+    """
+
+    codes: Tensor
+    scores: Tensor
+    boxes: Tensor
+    variances: Tensor
+    limits: Tensor
 
 
 class DetectionOutput(Layer):
@@ -20,6 +37,11 @@ class DetectionOutput(Layer):
 
     Of an image without one there is a row of -1 with its number. Liu et al. 2016, arXiv:1512.02325; SSD's
     layers/detection_output_layer.cpp. It computes on the CPU, and neither shows nor saves its boxes.
+
+    With `normalized_bbox: false`, as in OpenCV's reader of Caffe's nets, the third bottom has regions (n, 5) of Faster
+    R-CNN in place of priors, and a fourth the images or im_info; boxes are in pixels. Codes are multiplied by the
+    deviations of ProposalTarget. With `variance_encoded_in_target` they are not: py-faster-rcnn saves weights that
+    contain them. py-faster-rcnn's lib/fast_rcnn/test.py.
     """
 
     bottoms: ClassVar[tuple[int, int | None]] = (3, 4)
@@ -39,45 +61,86 @@ class DetectionOutput(Layer):
             raise self.refuse(
                 "has an nms_threshold or eta outside of 0 to 1: use one above 0 and up to 1"
             )
-        self._locations = 1 if param.share_location else param.num_classes
         self._code: Code = choice(param, "code_type")  # type: ignore[assignment]
+        self._locations = 1 if param.share_location else param.num_classes
+        if param.normalized_bbox:
+            self._check_priors(bottoms)
+            return [(1, 1, bottoms[0][0], 7)]
+        self._check_regions(bottoms)
+        return [(1, 1, bottoms[3][0], 7)]
+
+    def _check_priors(self, bottoms: Sequence[Shape]) -> None:
         locations, confidences, priors = bottoms[:3]
+        classes = self.param.detection_output_param.num_classes
         number = priors[2] // 4 if len(priors) > 2 else 0
         if (
             count(locations, 1) != number * 4 * self._locations
-            or count(confidences, 1) != number * param.num_classes
+            or count(confidences, 1) != number * classes
         ):
             raise self.refuse(
                 f"has locations of {locations}, confidences of {confidences} and priors of {priors}: "
-                f"{number} priors need {number * 4 * self._locations} and {number * param.num_classes} values an image"
+                f"{number} priors need {number * 4 * self._locations} and {number * classes} values an image; "
+                "for the regions of Faster R-CNN set normalized_bbox: false"
             )
-        return [(1, 1, locations[0], 7)]
+
+    def _check_regions(self, bottoms: Sequence[Shape]) -> None:
+        param = self.param.detection_output_param
+        if len(bottoms) < 4:
+            raise self.refuse(
+                "has normalized_bbox: false, and no sizes of the images: give the images, or im_info, as fourth bottom"
+            )
+        if self._code != "CENTER_SIZE":
+            raise self.refuse(
+                f"has code_type {self._code}, and regions are coded by their center: set code_type: CENTER_SIZE"
+            )
+        locations, confidences, regions = bottoms[:3]
+        number = regions[0] if regions[-1:] == (5,) else 0
+        if param.share_location and count(locations, 1) == 8:
+            self._locations = 2  # R-FCN's: those of the background, and those of any class
+        if (
+            count(locations) != number * 4 * self._locations
+            or count(confidences) != number * param.num_classes
+        ):
+            raise self.refuse(
+                f"has locations of {locations}, confidences of {confidences} and regions of {regions}: {number} rows "
+                f"of 5 need {4 * self._locations} and {param.num_classes} values each; for priors leave out "
+                "normalized_bbox: false"
+            )
 
     @torch.no_grad()
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        param, images = self.param.detection_output_param, len(bottoms[0])
-        locations, confidences, priors = (bottom.detach().float().cpu() for bottom in bottoms[:3])
-        locations = locations.reshape(images, -1, self._locations, 4)
-        confidences = confidences.reshape(images, -1, param.num_classes)
-        boxes, variances = priors[0].reshape(2, -1, 4)
-        scaled = None if param.variance_encoded_in_target else variances
         rows = []
-        for image in range(images):
-            found = self._found(image, locations[image], confidences[image], boxes, scaled)
+        for image, predicted in enumerate(self._images(bottoms)):
+            found = self._found(image, predicted)
             if not len(found):
                 found = torch.full((1, 7), -1.0)
                 found[0, 0] = image
             rows.append(found)
         return [torch.cat(rows)[None, None].to(bottoms[0].device)]
 
-    def _found(
-        self,
-        image: int,
-        locations: Tensor,
-        confidences: Tensor,
-        priors: Tensor,
-        variances: Tensor | None,
-    ) -> Tensor:
+    def _images(self, bottoms: Sequence[Tensor]) -> Iterator[_Predicted]:
+        param = self.param.detection_output_param
+        locations, confidences, boxes = (bottom.detach().float().cpu() for bottom in bottoms[:3])
+        if param.normalized_bbox:
+            codes = locations.reshape(len(locations), -1, self._locations, 4)
+            scores = confidences.reshape(len(codes), -1, param.num_classes)
+            priors, variances = boxes[0].reshape(2, -1, 4)
+            for image in range(len(codes)):
+                yield _Predicted(codes[image], scores[image], priors, variances, torch.ones(4))
+            return
+        codes = locations.reshape(-1, self._locations, 4)
+        scores = confidences.reshape(-1, param.num_classes)
+        for image, (height, width, _) in enumerate(sizes_of(bottoms[3], len(bottoms[3]))):
+            own = boxes[:, 0] == image
+            yield _Predicted(
+                codes[own],
+                scores[own],
+                to_edges(boxes[own, 1:]),
+                torch.tensor(DEVIATIONS).expand(int(own.sum()), 4),
+                torch.tensor([width, height, width, height]) - 1,
+            )
+
+    def _found(self, image: int, predicted: _Predicted) -> Tensor:
         """The rows of one image, by class, the best first."""
         param = self.param.detection_output_param
         threshold = (
@@ -88,16 +151,23 @@ class DetectionOutput(Layer):
         for label in range(param.num_classes):
             if label == param.background_label_id:
                 continue
-            scores = confidences[:, label]
+            scores = predicted.scores[:, label]
             places = (scores > threshold).nonzero()[:, 0]
             places = places[scores[places].sort(descending=True, stable=True).indices]
             if top_k >= 0:
                 places = places[:top_k]
-            codes = locations[places, label if self._locations > 1 else 0]
-            own = None if variances is None else variances[places]
-            boxes = decoded(codes, priors[places], own, self._code)
+            codes = predicted.codes[places, -1 if param.share_location else label]
+            variances = None if param.variance_encoded_in_target else predicted.variances[places]
+            boxes = decoded(codes, predicted.boxes[places], variances, self._code)
+            if param.clip:
+                boxes = torch.minimum(boxes.clamp(min=0), predicted.limits)
             left = kept(
-                boxes, scores[places], param.nms_param.nms_threshold, -1, param.nms_param.eta
+                boxes,
+                scores[places],
+                param.nms_param.nms_threshold,
+                -1,
+                param.nms_param.eta,
+                extra=0.0 if param.normalized_bbox else 1.0,
             )
             head = torch.tensor([image, label], dtype=torch.float32).expand(len(left), 2)
             rows.append(torch.cat([head, scores[places][left, None], boxes[left]], 1))
@@ -114,10 +184,10 @@ class DetectionEvaluate(Layer):
 
     A box is right if it overlaps one of its class, which no better box has found, by `overlap_threshold`. From the rows
     of a whole test follows the mean average precision (`speedo.engines.average_precision`). SSD's
-    layers/detection_evaluate_layer.cpp.
+    layers/detection_evaluate_layer.cpp. Where boxes are in pixels a third bottom has the images, or im_info.
     """
 
-    bottoms: ClassVar[tuple[int, int | None]] = (2, 2)
+    bottoms: ClassVar[tuple[int, int | None]] = (2, 3)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.detection_evaluate_param
@@ -127,20 +197,28 @@ class DetectionEvaluate(Layer):
             )
         if param.name_size_file:
             raise self.refuse("has a name_size_file, which this engine does not read: remove it")
-        if bottoms[0][-1:] != (7,) or bottoms[1][-1:] != (8,):
+        if bottoms[0][-1:] != (7,) or bottoms[1][-1:] != (ROW,):
             raise self.refuse(
                 f"has bottoms of {bottoms[0]} and {bottoms[1]}: give the top of DetectionOutput and the labels of "
                 "AnnotatedData"
             )
-        self._images = 0
         return [(1, 1, param.num_classes - 1 + bottoms[0][-2], 5)]
 
     @torch.no_grad()
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         param = self.param.detection_evaluate_param
         found = bottoms[0].detach().float().cpu().reshape(-1, 7)
-        rows = bottoms[1].detach().float().cpu().reshape(-1, 8)
+        rows = bottoms[1].detach().float().cpu().reshape(-1, ROW)
         images = 1 + int(max([0.0, *found[:, 0].tolist(), *rows[:, 0].tolist()]))
+        ends = found[found[:, 1] >= 0, 5:]
+        if len(bottoms) > 2:
+            sizes = torch.tensor([(w, h, w, h) for h, w, _ in sizes_of(bottoms[2], images)])
+            parts = to_edges(found[:, 3:]) / sizes[found[:, 0].long()]
+            found = torch.cat([found[:, :3], parts], 1)
+        elif len(ends) and ends.min() > _IN_PARTS:
+            raise self.refuse(
+                "reads boxes in pixels, and labels in parts of the image: give the images, or im_info, as third bottom"
+            )
         true = true_boxes(rows, images)
         made = []
         for label in range(param.num_classes):
@@ -176,5 +254,8 @@ class DetectionEvaluate(Layer):
             rows.append([image, label, float(row[2]), right, wrong])
         return rows
 
+
+# Boxes in parts of an image do not all end beyond twice its size, boxes in pixels do.
+_IN_PARTS: Final = 2.0
 
 LAYERS: Final = (DetectionOutput, DetectionEvaluate)

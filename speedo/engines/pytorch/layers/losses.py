@@ -63,9 +63,9 @@ class Loss(Layer):
         """See `Layer.loss_of_parts`."""
         return loss_of_parts(self._normalization, self._ignored)
 
-    def counted(self, labels: Tensor) -> Tensor:
+    def counted(self, *bottoms: Tensor) -> Tensor:
         """See `Layer.counted`."""
-        return labels.long().ne(self._ignored or 0).sum()
+        return bottoms[0].long().ne(self._ignored or 0).sum()
 
     def labels(self, bottom: Tensor) -> Tensor:
         """The labels as one row of integers."""

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from speedo.engines.box_labels import ROW
 from speedo.engines.pytorch.boxes import NO_MATCH, Code, decoded, encoded, matches, overlaps
 from speedo.engines.pytorch.layer import Layer, Shape
 from speedo.engines.pytorch.layers.axes import count
 from speedo.engines.pytorch.layers.bottoms import wide
+from speedo.engines.pytorch.layers.losses import loss_of_parts
 from speedo.engines.pytorch.layers.options import choice
 from speedo.engines.pytorch.layers.smooth_l1 import smooth_l1
 
@@ -28,11 +30,8 @@ class TrueBoxes:
 
 
 def true_boxes(labels: Tensor, images: int) -> list[TrueBoxes]:
-    """The boxes of each image in an AnnotatedData layer's label top, rows of 8.
-
-    A row is image, class, number in its class, xmin, ymin, xmax, ymax, difficult; the image -1 stands for none.
-    """
-    rows = labels.detach().reshape(-1, 8).float().cpu()
+    """The boxes of each image in an AnnotatedData layer's label top (`speedo.engines.box_labels`)."""
+    rows = labels.detach().reshape(-1, ROW).float().cpu()
     found = []
     for image in range(images):
         own = rows[rows[:, 0] == image]
@@ -50,6 +49,7 @@ class MultiBoxLoss(Layer):
     """
 
     bottoms: ClassVar[tuple[int, int | None]] = (4, 4)
+    counts: ClassVar[tuple[int, ...]] = (2, 3)  # priors and annotated boxes
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.multibox_loss_param
@@ -107,10 +107,25 @@ class MultiBoxLoss(Layer):
                 raise self.refuse(
                     f"has {what} of {shape}: {number} priors need {values} values for each of {batch} images"
                 )
-        if not labels or labels[-1] != 8:
+        if not labels or labels[-1] != ROW:
             raise self.refuse(
                 f"has labels of {labels}: give the second top of an AnnotatedData layer, rows of 8"
             )
+
+    def loss_of_parts(self) -> str:
+        """See `Layer.loss_of_parts`."""
+        how = loss_of_parts(self._normalization, self._background)
+        # Matched by predicted boxes, it counts what only a forward pass knows.
+        prior_alone = self.param.multibox_loss_param.use_prior_for_matching
+        return "" if how == "counted" and not prior_alone else how
+
+    def counted(self, *bottoms: Tensor) -> Tensor:
+        """See `Layer.counted`."""
+        priors, labels = bottoms
+        on_host = priors.detach().float().cpu()[0].reshape(2, -1, 4)
+        true = true_boxes(labels, 1 + int(max(0.0, labels[..., 0].max().item())))
+        matches = [self._match(self._wanted(one), None, *on_host)[0] for one in true]
+        return torch.tensor(sum(int((match > NO_MATCH).sum()) for match in matches))
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         param = self.param.multibox_loss_param
@@ -167,12 +182,13 @@ class MultiBoxLoss(Layer):
         return true.classes
 
     def _match(
-        self, true: TrueBoxes, locations: Tensor, priors: Tensor, variances: Tensor
+        self, true: TrueBoxes, locations: Tensor | None, priors: Tensor, variances: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Of each prior the number of its annotated box, or `NO_MATCH`; and its largest overlap, or 2 if it is out."""
         param = self.param.multibox_loss_param
         boxes = priors
         if not param.use_prior_for_matching:
+            assert locations is not None
             codes = locations[:, 0].detach().cpu()
             boxes = decoded(
                 codes, priors, None if param.encode_variance_in_target else variances, self._code

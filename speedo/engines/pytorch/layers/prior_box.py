@@ -20,6 +20,7 @@ class PriorBox(Layer):
     """
 
     bottoms: ClassVar[tuple[int, int | None]] = (2, 2)
+    by_shape = True
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         param = self.param.prior_box_param

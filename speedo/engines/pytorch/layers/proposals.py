@@ -15,13 +15,15 @@ import torch
 import yaml
 from torch import Tensor
 
-from speedo.engines.pytorch.boxes import encoded, kept, overlaps
+from speedo.engines.pytorch.boxes import decoded, encoded, kept, overlaps
 from speedo.engines.pytorch.layer import Layer, Place, Shape
 from speedo.engines.pytorch.layers.multibox_loss import true_boxes
 
 _STRIDE: Final = 16
 _RATIOS: Final = (0.5, 1.0, 2.0)
 _SCALES: Final = (8.0, 16.0, 32.0)
+# What the codes of ProposalTarget are divided by: TRAIN.BBOX_NORMALIZE_STDS; the means are 0.
+DEVIATIONS: Final = (0.1, 0.1, 0.2, 0.2)
 
 
 def anchors_of(base: int, ratios: Sequence[float], scales: Sequence[float]) -> Tensor:
@@ -37,18 +39,22 @@ def anchors_of(base: int, ratios: Sequence[float], scales: Sequence[float]) -> T
     return torch.tensor(made)
 
 
+def to_edges(boxes: Tensor) -> Tensor:
+    """Boxes of pixels, (n, 4), as boxes that end behind their last row and column."""
+    return boxes + boxes.new_tensor([0.0, 0.0, 1.0, 1.0])
+
+
 def moved(boxes: Tensor, codes: Tensor) -> Tensor:
-    """The boxes that the codes (dx, dy, log width, log height) mean (lib/fast_rcnn/bbox_transform.py)."""
-    size = boxes[:, 2:] - boxes[:, :2] + 1
-    center = boxes[:, :2] + size / 2 + codes[:, :2] * size
-    half = codes[:, 2:].exp() * size / 2
-    return torch.cat([center - half, center + half], 1)
+    """The boxes that the codes (dx, dy, log width, log height) mean (lib/fast_rcnn/bbox_transform.py).
+
+    As published, they end behind their last row and column.
+    """
+    return decoded(codes, to_edges(boxes), None, "CENTER_SIZE")
 
 
 def codes_of(boxes: Tensor, true: Tensor) -> Tensor:
     """The codes with which `boxes` become `true`; both (n, 4)."""
-    ones = boxes.new_tensor([0.0, 0.0, 1.0, 1.0])
-    return encoded(true + ones, boxes + ones, None, "CENTER_SIZE")
+    return encoded(to_edges(true), to_edges(boxes), None, "CENTER_SIZE")
 
 
 class _Anchored(Layer):
@@ -119,7 +125,7 @@ def _options_in(layer: Layer) -> Mapping[str, Any]:
     return options
 
 
-def _sizes(bottom: Tensor, images: int) -> list[tuple[float, float, float]]:
+def sizes_of(bottom: Tensor, images: int) -> list[tuple[float, float, float]]:
     """(height, width, scale) of each image, from im_info, or of the images themselves."""
     if bottom.dim() == 4 and bottom.shape[1] * bottom.shape[2] * bottom.shape[3] > 4:
         return [(float(bottom.shape[2]), float(bottom.shape[3]), 1.0)] * images
@@ -177,7 +183,7 @@ class Proposal(_Anchored):
         images, _, rows, columns = probabilities.shape
         anchors = self.anchors(rows, columns)
         regions, scores = [], []
-        for image, (height, width, scale) in enumerate(_sizes(bottoms[2], images)):
+        for image, (height, width, scale) in enumerate(sizes_of(bottoms[2], images)):
             score = probabilities[image, len(self._anchors) :].permute(1, 2, 0).reshape(-1)
             boxes = moved(anchors, codes[image].permute(1, 2, 0).reshape(-1, 4))
             limit = torch.tensor([width - 1, height - 1]).repeat(2)
@@ -222,7 +228,7 @@ class AnchorTarget(_Anchored):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         images, _, rows, columns = bottoms[0].shape
         anchors, number = self.anchors(rows, columns), len(self._anchors)
-        sizes = _sizes(bottoms[-1] if len(bottoms) > 3 else bottoms[2], images)
+        sizes = sizes_of(bottoms[-1] if len(bottoms) > 3 else bottoms[2], images)
         labels = torch.full((images, len(anchors)), -1.0)
         codes, counted = torch.zeros(images, len(anchors), 4), torch.zeros(images, len(anchors), 4)
         for image, ((height, width, _), (true, _)) in enumerate(
@@ -284,7 +290,6 @@ class ProposalTarget(_Anchored):
     tops: ClassVar[tuple[int, int | None]] = (5, 5)
     _COUNTED: Final = 128
     _ON: Final = 0.25
-    _DEVIATIONS: Final = (0.1, 0.1, 0.2, 0.2)
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self._classes = int(self.option("num_classes", 0))
@@ -303,7 +308,7 @@ class ProposalTarget(_Anchored):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         regions = bottoms[0].detach().float().cpu().reshape(-1, 5)
         images = len(bottoms[2]) if len(bottoms) > 2 else 1
-        sizes = _sizes(bottoms[2], images) if len(bottoms) > 2 else [(0.0, 0.0, 1.0)]
+        sizes = sizes_of(bottoms[2], images) if len(bottoms) > 2 else [(0.0, 0.0, 1.0)]
         most = max(1, self._COUNTED // images)
         made: list[tuple[Tensor, Tensor, Tensor]] = []
         for image, (true, classes) in enumerate(_annotated(bottoms[1], sizes)):
@@ -337,7 +342,7 @@ class ProposalTarget(_Anchored):
         label[: len(on)] = classes[match[on]] if len(true) else 0
         codes = torch.zeros(len(places), 4)
         if len(true):
-            codes = codes_of(boxes[places], true[match[places]]) / torch.tensor(self._DEVIATIONS)
+            codes = codes_of(boxes[places], true[match[places]]) / torch.tensor(DEVIATIONS)
         head = torch.full((len(places), 1), float(image))
         return torch.cat([head, boxes[places]], 1), label, codes
 

@@ -89,9 +89,9 @@ class SoftmaxWithLoss(_Labelled):
         """See `Layer.loss_of_parts`."""
         return loss_of_parts(self._normalization, self._ignored)
 
-    def counted(self, labels: Tensor) -> Tensor:
+    def counted(self, *bottoms: Tensor) -> Tensor:
         """See `Layer.counted`."""
-        return labels.long().ne(self._ignored or 0).sum()
+        return bottoms[0].long().ne(self._ignored or 0).sum()
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scores, labels = self.scores_and_labels(bottoms)
