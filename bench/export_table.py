@@ -23,7 +23,7 @@ from bench.support import table
 from bench.support.machine import Clock
 from speedo.engines.export.deploy import with_batch
 from speedo.engines.pytorch.model_files import read_model
-from tests.engines.pytorch.test_caffes_nets import archived_nets, parsed
+from tests.support.archived_nets import archived_nets, parsed
 from tests.support.published_nets import (
     Published,
     fcn_8s,

@@ -22,8 +22,8 @@ from tests.engines.export.in_process import (
     on_torch,
     parsed,
 )
-from tests.engines.pytorch.test_caffes_nets import SIZES, VECTOR, archived_nets, nets
-from tests.engines.pytorch.test_caffes_nets import parsed as upgraded
+from tests.support.archived_nets import SIZES, VECTOR, archived_nets, nets
+from tests.support.archived_nets import parsed as upgraded
 from tests.support.detection import SIDE, ssd_net
 from tests.support.published_nets import (
     Published,

@@ -25,7 +25,7 @@ from speedo.engines.solver.spec import SolverOverrides, SolverSpec
 from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 from tests.data.leveldbs import write_leveldb
-from tests.engines.pytorch.test_caffes_nets import CACHE
+from tests.support.archived_nets import CACHE
 from tests.support.nets import relative_difference
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
