@@ -114,7 +114,7 @@ def score(
     """
     from speedo.run.engine_choice import choice_of
     from speedo.run.remote_inputs import fetch_weights
-    from speedo.study.scoring.int8 import Calibration, score_in_int8
+    from speedo.study.scoring.int8 import USUAL_BATCHES, Calibration, score_in_int8
     from speedo.study.scoring.models import models_of, options_of
     from speedo.study.scoring.report import as_fields, as_lines, as_table, int8_fields, int8_lines
     from speedo.study.scoring.score import score_models
@@ -152,7 +152,9 @@ def score(
         used = min(workers, max(spec.test_iter))
         quantised = None
         if training is not None:
-            calibration = Calibration(training, int8_batches or 10, int8_ranges or "percentile")
+            calibration = Calibration(
+                training, int8_batches or USUAL_BATCHES, int8_ranges or "percentile"
+            )
             quantised = score_in_int8(
                 spec, models[0], workers, progress, choice, calibration, progress.note
             )

@@ -76,8 +76,11 @@ def int8_lines(score: Score, found: Int8, workers: int) -> list[str]:
     for name, value in exact.items():
         row = [name, f"{value:.6g}"]
         for scores in rounded.values():
-            there = name in scores
-            row += [f"{scores[name]:.6g}", f"{scores[name] - value:+.3g}"] if there else ["", ""]
+            row += (
+                [f"{scores[name]:.6g}", _change(scores[name], value)]
+                if name in scores
+                else ["", ""]
+            )
         rows.append(row)
     ranked = sorted(found.layers.items(), key=lambda one: min(map(_decibels, one[1].values())))
     kinds = list(found.scores)
@@ -94,6 +97,12 @@ def int8_lines(score: Score, found: Int8, workers: int) -> list[str]:
         f"in float: {in_float}",
         f"ranges: from {found.records:,} training records",
     ]
+
+
+def _change(rounded: float, exact: float) -> str:
+    """The difference; what float32 makes of the same sum is none."""
+    change = rounded - exact
+    return f"{change:+.3g}" if abs(change) > 1e-6 * abs(exact) else "0"
 
 
 def _words(kind: str) -> str:
