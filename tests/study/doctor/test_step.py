@@ -111,7 +111,7 @@ def test_only_devices_that_workers_use_count(
 
 @pytest.mark.torch
 def test_a_net_that_is_larger_than_any_memory_is_described(home: Path) -> None:
-    """Nothing of it is allocated: its weights alone would take 256 GB, a batch more."""
+    """Nothing of it is allocated: its weights alone would take 220 GB, a batch more."""
     text = net_text(batch=4_000_000).replace("num_output: 4 ", "num_output: 1000000000 ")
     write_solver(home, text)
     result = typed("--engine", "torch", "--json")
