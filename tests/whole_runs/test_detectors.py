@@ -32,7 +32,7 @@ def said(speedo: Commands, *words: str) -> tuple[str, str]:
 
 
 # Mode, steps, and the mean average precision that two workers reach in them.
-TRAINED = {"ssd": ("async", 400, 0.5), "faster-rcnn": ("sync", 200, 0.5)}
+TRAINED = {"ssd": ("async", 300, 0.5), "faster-rcnn": ("sync", 200, 0.5)}
 
 
 @pytest.mark.slow
