@@ -67,7 +67,7 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", ["ssd", pytest.param("faster-rcnn", marks=pytest.mark.matrix)])
 def test_a_detector_finds_the_shapes(tmp_path: Path, name: str) -> None:
     net, steps = NETS[name]
     make_databases(tmp_path, train=300, test=40)
