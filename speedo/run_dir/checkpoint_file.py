@@ -39,7 +39,8 @@ _LENGTHS: Final = struct.Struct("<QQ")
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Int32 = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 Digest = Annotated[int, Field(ge=0, lt=2**64)]
-_STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+# What checks a header is built when one is read.
+_STRICT: Final = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, defer_build=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ MODE_ENTRIES: Final = "speedo.modes"
 RULE_ENTRIES: Final = "speedo.rules"
 BROKEN: Final[dict[str, str]] = {}  # why, by the name of the entry point
 Thing = TypeVar("Thing", Mode, type[MergeRule])
+_entries = cache(entry_points)  # it reads the folders of all packages
 _FORM: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _STRATEGY: Final = ("on_join", "on_result", "on_leave")
 
@@ -96,7 +97,7 @@ def installed(
     `made` makes a mode or a rule of it; `taken` are the names of ours.
     """
     found: dict[str, Thing] = {}
-    for entry in entry_points(group=group):
+    for entry in _entries().select(group=group):
         try:
             if entry.name in (*taken, *found):
                 raise ConfigError("there is another one of this name")

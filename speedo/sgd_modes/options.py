@@ -19,7 +19,8 @@ class ModeOptions(BaseModel):
     is looked at by others, too.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A process that only receives options, as the master does, need not build what checks them.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     # fmt: off
     mode: str

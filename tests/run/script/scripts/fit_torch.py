@@ -6,6 +6,7 @@ fit_torch.py BATCH [OPTIMIZER] [EXCHANGE] [PAUSE] [FILE]
 import sys
 import time
 
+import no_compiler  # noqa: F401
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

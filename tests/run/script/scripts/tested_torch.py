@@ -2,6 +2,7 @@
 
 import sys
 
+import no_compiler  # noqa: F401
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
