@@ -78,7 +78,7 @@ def test_three_epochs_with_100_joins_leaves_and_kills(mode: str, seed: int) -> N
     )  # fmt: skip
 
     def script(cluster: SimulatedCluster) -> None:
-        for _ in range(40):
+        for _ in range(60 if teams else 40):
             worker, when = chance.randrange(workers), 10 * chance.random()
             cluster.die(worker, when)
             cluster.join(worker, when + chance.random())
