@@ -170,7 +170,6 @@ def published() -> Iterator[Any]:
     small = [
         squeezenet(64),
         resnet(18, 64),
-        resnet(50, 64),
         mobilenet(64),
         fcn_8s(32, 4),
         lrcn(4, 50, 12, 9),
