@@ -91,3 +91,13 @@ def test_a_node_is_examined_once_however_often_its_keeper_dies(
     for _ in range(3):
         fleet._look(9.0)
     assert asked == ["examine", "examine", "begin", "news", "news", "farewell", "begin"]
+
+    class OnAnotherNode(ActorDiedError):
+        def __str__(self) -> str:
+            return f"its creation failed: {module.ANOTHER_NODE}"
+
+    answers["until_left"] = answers["news"] = answers["begin"] = OnAnotherNode()
+    fleet._look(18.0)
+    assert fleet._refused == {NODE: f"node {module._name_of(NODE)}: {module.ANOTHER_NODE}"}
+    fleet._look(19.0)
+    assert asked[-2:] == ["begin", "farewell"], "nothing more is started there"

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from speedo.actors.fleet.keeper import News, NodeKeeper
+from speedo.actors.fleet.keeper import ANOTHER_NODE, News, NodeKeeper
 from speedo.actors.fleet.seats import Seat, Seats, offered_hosts
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.data.remote.uris import uri_of
@@ -307,7 +307,11 @@ class Fleet:
                 "install speedo and pycaffe into it, on every node",
             )
             return
-        if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
+        if ANOTHER_NODE in text:
+            self._refused[node] = f"node {keeper.name}: {ANOTHER_NODE}"
+        if ANOTHER_NODE in text or not any(
+            one["Alive"] for one in ray.nodes() if one["NodeID"] == node
+        ):
             self._note(f"{keeper.name}: the node is gone")
             return
         lived = time.monotonic() - keeper.since
@@ -365,6 +369,7 @@ class Fleet:
         name = _name_of(node)
         keeper = actor_class(NodeKeeper, threads=KEEPER_THREADS, scheduling_strategy=here)
         handle = keeper.remote(
+            node,
             name,
             root if root is None or uri_of(root) is not None else root.absolute(),
             self._prepared.run_dir.absolute(),

@@ -43,6 +43,7 @@ from speedo.system.files import last_bytes
 from speedo.version import VERSION
 from speedo.watch.status import Status
 
+ANOTHER_NODE: Final = "another node of the cluster has its address now"
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
 KEEP_S: Final = 5.0  # for the master to keep what the servers of this host have
@@ -66,10 +67,13 @@ class News:
 class NodeKeeper:
     """Has the workers and servers of one node, as the fleet says, or as `speedo worker` offers where that started it.
 
-    `data_root`, a folder or a URI, is searched for relative data paths.
+    `data_root`, a folder or a URI, is searched for relative data paths. Raises `ClusterError` on another node than
+    `node`: Ray starts it there if a new node has the address of one that died, and that death is not known yet.
     """
 
-    def __init__(self, name: str, data_root: Path | None, run_dir: Path) -> None:
+    def __init__(self, node: str, name: str, data_root: Path | None, run_dir: Path) -> None:
+        if ray.get_runtime_context().get_node_id() != node:
+            raise ClusterError(ANOTHER_NODE)
         self._name, self._run_dir = name, run_dir
         self._link = HostLink.of_this_node()
         self._given_root = data_root if self._link is None else self._link.offer.data_root

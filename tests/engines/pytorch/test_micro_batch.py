@@ -183,11 +183,13 @@ def test_parts_are_halved_until_a_step_fits_a_limit_that_the_whole_batch_exceeds
     """Each of the four values between the layers takes 32 MiB of a whole batch, and its gradient as much."""
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(72 << 20)], cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+        check=False,
     )  # fmt: skip
     assert "answer" in child.stdout, child.stderr[-2000:]
     whole, parts, free = json.loads(child.stdout.partition("answer ")[2])
     assert "memory" in whole
+    assert not isinstance(parts, str), parts
     np.testing.assert_allclose(parts[0], free[0], rtol=1e-5)
     assert parts[1] == pytest.approx(free[1], rel=1e-5)
     assert 1 <= parts[2] <= 32
