@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from speedo.actors.fleet.keeper import ANOTHER_NODE, News, NodeKeeper
+from speedo.actors.fleet.keeper import News, NodeKeeper
 from speedo.actors.fleet.seats import Seat, Seats, offered_hosts
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.data.remote.uris import uri_of
@@ -35,19 +35,16 @@ NEWS_S: Final = 1.0
 EXAMINE_S: Final = 120.0  # a node that makes the bundled dataset takes some seconds
 LEAVE_S: Final = 10.0
 DEATHS: Final = 3  # of keepers of one node, in a row
-HEALTHY_S: Final = 15.0  # a keeper that lived so long died of something new
+HEALTHY_S: Final = 60.0  # a keeper that lived so long was well
 KEEPER_THREADS: Final = 8
 
 
 @dataclass(eq=False)
 class _Keeper:
-    """One node's: what it was last asked, and what it has. `seats` is None before it has begun, `end` comes with its
-    death.
-    """
+    """One node's: what it was last asked, and what it has. `seats` is None before it has begun."""
 
     name: str
     handle: Any
-    end: Any
     asked: Any = None
     doing: str = ""
     seats: tuple[Seat, ...] | None = None
@@ -82,7 +79,6 @@ class Fleet:
         self._wanted = config.workers
         self._keepers: dict[str, _Keeper] = {}
         self._refused: dict[str, str] = {}
-        self._examined = set[str]()  # nodes that can train
         self._deaths: dict[str, int] = {}
         self._master: Any = None
         self._said_full = False
@@ -240,8 +236,6 @@ class Fleet:
         for node in taken.keys() - self._keepers.keys():
             self._new_keeper(node)
         for node, keeper in list(self._keepers.items()):
-            if keeper.asked is None and ray.wait([keeper.end], timeout=0)[0]:
-                keeper.asked = keeper.end
             if keeper.asked is not None:
                 if not ray.wait([keeper.asked], timeout=0)[0]:
                     continue
@@ -282,7 +276,6 @@ class Fleet:
         except RayActorError as error:
             self._died(node, keeper, error)
         else:
-            self._examined.add(node)
             if isinstance(answer, News):
                 for text in answer.notes:
                     self._note(f"{keeper.name}: {text}")
@@ -307,16 +300,12 @@ class Fleet:
                 "install speedo and pycaffe into it, on every node",
             )
             return
-        if ANOTHER_NODE in text:
-            self._refused[node] = f"node {keeper.name}: {ANOTHER_NODE}"
-        if ANOTHER_NODE in text or not any(
-            one["Alive"] for one in ray.nodes() if one["NodeID"] == node
-        ):
+        if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
             self._note(f"{keeper.name}: the node is gone")
             return
         lived = time.monotonic() - keeper.since
         self._deaths[node] = 1 if lived > HEALTHY_S else self._deaths.get(node, 0) + 1
-        if self._deaths[node] >= DEATHS or self._master is None:
+        if self._deaths[node] >= DEATHS or keeper.doing == "examine":
             self._refuse(
                 node, f"the process that keeps its workers died: {' '.join(text.split())[:1000]}"
             )
@@ -369,17 +358,12 @@ class Fleet:
         name = _name_of(node)
         keeper = actor_class(NodeKeeper, threads=KEEPER_THREADS, scheduling_strategy=here)
         handle = keeper.remote(
-            node,
             name,
             root if root is None or uri_of(root) is not None else root.absolute(),
             self._prepared.run_dir.absolute(),
         )
         config, spec = self._prepared.config, self._prepared.settings.spec
-        self._keepers[node] = _Keeper(name, handle, handle.until_left.remote())
-        if node in self._examined:  # its keeper died, and it is the same node
-            return
-        self._keepers[node].doing = "examine"
-        self._keepers[node].asked = handle.examine.remote(
+        asked = handle.examine.remote(
             VERSION,
             spec,
             config.workers,
@@ -388,6 +372,7 @@ class Fleet:
             config.data_share,
             self._prepared.settings.engine,
         )
+        self._keepers[node] = _Keeper(name, handle, asked, "examine")
 
     def _farewell(self, keeper: _Keeper) -> None:
         if self._master is not None and keeper.seats is not None:

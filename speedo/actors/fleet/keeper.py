@@ -43,7 +43,6 @@ from speedo.system.files import last_bytes
 from speedo.version import VERSION
 from speedo.watch.status import Status
 
-ANOTHER_NODE: Final = "another node of the cluster has its address now"
 ANSWER_S: Final = 60.0
 FAREWELL_S: Final = 5.0
 KEEP_S: Final = 5.0  # for the master to keep what the servers of this host have
@@ -67,13 +66,10 @@ class News:
 class NodeKeeper:
     """Has the workers and servers of one node, as the fleet says, or as `speedo worker` offers where that started it.
 
-    `data_root`, a folder or a URI, is searched for relative data paths. Raises `ClusterError` on another node than
-    `node`: Ray starts it there if a new node has the address of one that died, and that death is not known yet.
+    `data_root`, a folder or a URI, is searched for relative data paths.
     """
 
-    def __init__(self, node: str, name: str, data_root: Path | None, run_dir: Path) -> None:
-        if ray.get_runtime_context().get_node_id() != node:
-            raise ClusterError(ANOTHER_NODE)
+    def __init__(self, name: str, data_root: Path | None, run_dir: Path) -> None:
         self._name, self._run_dir = name, run_dir
         self._link = HostLink.of_this_node()
         self._given_root = data_root if self._link is None else self._link.offer.data_root
@@ -87,7 +83,7 @@ class NodeKeeper:
         self._far_logs: Path | None = None
         self._stack = ExitStack()
         self._leaving = threading.Lock()
-        self._left = threading.Event()
+        self._left = False
         self._attends = False  # its command learns how the run goes
         self._leave_by = math.inf  # this host leaves then at the latest, once it is to leave
         # Of scripts alone: set once none of them is waited for any more.
@@ -146,8 +142,6 @@ class NodeKeeper:
         self._master = master
         with self._told():
             settings = self._settings_of(master)
-            if not isinstance(settings.spec, ScriptJob):
-                prepare_process(settings.engine)  # a keeper before this one has examined the node
             offer = None if self._link is None else self._link.offer
             if offer is not None and not offer.count and not settings.serves:
                 raise ClusterError(
@@ -219,7 +213,7 @@ class NodeKeeper:
 
     def _attend(self, link: HostLink) -> None:
         """Tell the command of this host how the run goes, and leave when either ends."""
-        while not self._left.is_set():
+        while not self._left:
             try:
                 master = self._master
                 status: Status = ray.get(master.status.remote(), timeout=ANSWER_S)
@@ -321,10 +315,6 @@ class NodeKeeper:
         with self._printing:
             return () if self._output is None else tuple(self._output.new())
 
-    def until_left(self) -> None:
-        """Returns once this node has left: who waits for that learns of a death at once."""
-        self._left.wait()
-
     def release_scripts(self) -> None:
         """Wait no longer for them: this node may leave."""
         if self._scripts_end is not None:
@@ -335,7 +325,7 @@ class NodeKeeper:
         if self._link is not None and not self._attends:
             self._tell_whether_over(self._link)
         with self._leaving:
-            self._left.set()
+            self._left = True
             if self._host is not None:
                 self._host.stop(cause)
             if self._serving is not None:
