@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -216,10 +216,18 @@ def test_one_whose_command_is_not_known_is_lost_at_its_first_death() -> None:
     gone.wait()
 
 
+def is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
 def test_a_gcs_may_listen_at_a_port_that_ray_has_for_its_workers() -> None:
     with ExitStack() as stack:
         token, folder = clean_environment(new_token()), ray_folder(stack)
-        node = stack.enter_context(ray_node("127.0.0.1", Ports(gcs=15151), folder, token))
+        port = next(one for one in range(15000, 16000) if is_free(one))
+        node = stack.enter_context(ray_node("127.0.0.1", Ports(gcs=port), folder, token))
         assert node.dead() is None
 
 
