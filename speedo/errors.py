@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from enum import Enum
 from typing import Final, Literal
 from urllib.parse import unquote
 
@@ -140,6 +141,19 @@ class FencedError(SpeedoError):
     """Another master has taken over this run; this one must not write any more."""
 
     exit_code = 3
+
+
+class Meaning(Enum):
+    """What an error of a store or of Ray means for the call that failed; one place for each of the two decides it."""
+
+    AGAIN = "again"
+    """The other side may answer later: repeat the call until the patience of the run is over."""
+    GONE = "gone"
+    """The other side will not answer any more: it has ended, and something else has to take its part."""
+    FENCED = "fenced"
+    """Another master has the run: write nothing more."""
+    BUG = "bug"
+    """An error in the code that was called, or in this one: it keeps its traceback."""
 
 
 # What in a URI is a secret: a password, a token, the signature of a presigned address.
