@@ -22,7 +22,7 @@ from typing import Final
 from bench.support import table
 from bench.support.machine import Clock
 from speedo.engines.export.deploy import with_batch
-from speedo.engines.pytorch.model_files import read_model
+from speedo.engines.weight_files.caffemodel import read_model
 from tests.support.archived_nets import archived_nets, parsed
 from tests.support.published_nets import (
     Published,
@@ -145,8 +145,8 @@ def assert_same(model: Path, back: Path, file: str) -> None:
     before = {layer.name: layer.blobs for layer in read_model(model).layers if layer.blobs}
     after = {layer.name: layer.blobs for layer in read_model(back).layers if layer.blobs}
     for name, blobs in after.items():
-        held = [one.tobytes() for one in blobs if one is not None]
-        if held != [one.tobytes() for one in before[name] if one is not None]:
+        held = [one.read().tobytes() for one in blobs if one is not None]
+        if held != [one.read().tobytes() for one in before[name] if one is not None]:
             raise FailedError(f"layer {name!r} has other bits once it has been in {file}")
     if not after:
         raise FailedError(f"{file} gives no blobs back")

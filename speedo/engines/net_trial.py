@@ -106,9 +106,9 @@ def check_in_subprocess(
     With `memory` the facts have what a step takes. PyTorch then allocates nothing: a net that is larger than the memory
     is described, too, and the first values of parameters are not checked.
     `divided` is the worker's solver once more, to try what parts of its batch give (`speedo.engines.batch_division`).
-    Raises `SolverError` with Caffe's own words if Caffe refuses them or the weights, `EngineError` if the
-    child does not come back within `timeout` seconds or the engine is missing. `origin`, the net's file, begins
-    every sentence about the nets.
+    Raises `SolverError` for weights that do not fit, and with Caffe's own words if Caffe refuses the nets;
+    `EngineError` if the child does not come back within `timeout` seconds or the engine is missing. `origin`, the
+    net's file, begins every sentence about the nets.
     """
     request = {
         "worker": worker, "tester": tester, "rank": rank, "count": count, "step": step, "memory": memory,
@@ -144,7 +144,7 @@ def check_in_subprocess(
         if line.startswith(_MARK)
     ]
     if not answers:
-        raise SolverError(_refusal(child.stderr, child.returncode, weights, origin))
+        raise SolverError(_refusal(child.stderr, child.returncode, origin))
     answer = answers[0]
     if "problem" in answer and answer["ours"]:
         raise EngineError(answer["problem"])
@@ -173,8 +173,8 @@ def _line(problem: str, origin: str, choice: EngineChoice) -> str:
     return "" if named is None else line_of_layer(origin, named[1])
 
 
-def _refusal(stderr: str, returncode: int, weights: Sequence[Path], origin: str) -> str:
-    """How the child died, and over what: a layer, the weights, or the solver as a whole."""
+def _refusal(stderr: str, returncode: int, origin: str) -> str:
+    """How the child died, and over what: a layer, or the solver as a whole."""
     said = describe_death(stderr, returncode)
     start = f"{origin}: " if origin else ""
     at = _LAYERS.findall(stderr)
@@ -182,8 +182,6 @@ def _refusal(stderr: str, returncode: int, weights: Sequence[Path], origin: str)
         return f"{start}layer {at[-1]!r} cannot be built, correct it or what it reads: {said}"
     if "Cannot share param" in said:
         return f"{start}train and test net must have parameters of the same shapes, correct one: {said}"
-    if at and weights:
-        return f"weights {', '.join(map(str, weights))} does not fit this net, give a .caffemodel that does: {said}"
     return f"{start}correct the solver or its nets: {said}"
 
 

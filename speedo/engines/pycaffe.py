@@ -34,6 +34,7 @@ from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.engines.step_memory import StepMemory
+from speedo.engines.weights_check import copy_model
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
@@ -95,6 +96,9 @@ class PycaffeEngine:
             self._parameter = self._own_parameter(parameter)
             self._values = (self._parameter.momentum, self._parameter.weight_decay)
             self._build()
+            for names in parameter.weights:
+                for name in names.split(","):
+                    copy_model(Path(name.strip()), self._net)
             self._batch_size = _batch_size(self._net)
 
     def _build(self) -> None:
@@ -297,12 +301,9 @@ class PycaffeEngine:
             return self._tests.outputs(self._net)
 
     def copy_from(self, path: Path) -> None:
-        """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does.
-
-        Caffe aborts the process where a shape differs: try it in a child first (`speedo.engines.net_trial`).
-        """
+        """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does."""
         with self._native():
-            self._net.copy_from(str(path))
+            copy_model(path, self._net)
 
     def save(self, path: Path) -> None:
         """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
@@ -396,6 +397,9 @@ class PycaffeEngine:
         """A solver for the train net alone: learning rate, tests and snapshots are controlled from outside."""
         own = type(parameter)()
         own.CopyFrom(parameter)
+        own.ClearField(
+            "weights"
+        )  # Caffe would open them itself: see `speedo.engines.weights_check`
         for field in ("test_net", "test_net_param", "test_state", "test_iter", "test_interval"):
             own.ClearField(field)
         own.lr_policy = "fixed"

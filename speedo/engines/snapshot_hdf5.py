@@ -11,8 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from speedo.engines.solverstate import read_state, state_of
-from speedo.errors import EngineError
+from speedo.engines.solverstate import read_state
 from speedo.exchange.vector import Layout, Vector
 
 
@@ -43,24 +42,6 @@ def write_hdf5(solverstate: bytes, file: IO[bytes]) -> None:
         for index, blob in enumerate(state.history):
             values = np.frombuffer(blob.data, "<f4").reshape(tuple(blob.shape.dim))
             history.create_dataset(str(index), data=values)
-
-
-def read_hdf5(name: str) -> bytes:
-    """A `.solverstate.h5` as the content of a `.solverstate`; `EngineError` if it is none, or a damaged one."""
-    import h5py
-
-    try:
-        with h5py.File(name, "r") as found:
-            learned = found["learned_net"][()] if "learned_net" in found else b""
-            blobs = [found["history"][str(index)] for index in range(len(found["history"]))]
-            return state_of(
-                int(found["iter"][0]),
-                bytes(learned).split(b"\0")[0].decode(),
-                int(found["current_step"][0]),
-                [np.asarray(blob, "<f4") for blob in blobs],
-            )
-    except (OSError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise EngineError(f"it is not the state of a solver in HDF5: {error}") from None
 
 
 def _write_text(h5py: Any, out: Any, name: str, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.files import memory_file
-from speedo.engines.solverstate import read_state
+from speedo.engines.solverstate import read_solverstate, read_state, write_solverstate
 from speedo.engines.update_rules import RULES
 from speedo.errors import EngineError
 from speedo.exchange.vector import Layout
@@ -49,14 +49,12 @@ def history_from(solver_type: str, layout: Layout, solverstate: bytes) -> bytes:
 
 def restore_history(solver: Any, solver_type: str, layout: Layout, state: bytes) -> None:
     """Take over `state`; `EngineError`, and no change, if it is not of this solver and net."""
-    solverstate = solverstate_in(solver_type, layout, state)
-    parsed = read_state(solverstate)
-    sizes = [4 * blob.size for blob in layout.blobs] * RULES[solver_type].vectors
-    if [len(blob.data) for blob in parsed.history] != sizes:
-        raise EngineError("the solver history is damaged: its blobs are not those of this net")
-    parsed.ClearField("learned_net")
+    content = solverstate_in(solver_type, layout, state)
+    vectors, updates = read_solverstate(layout, RULES[solver_type].vectors, content)
+    step = int(read_state(content).current_step)
+    content = write_solverstate(layout, vectors, updates, current_step=step)
     with memory_file() as (file, name):
-        file.write(parsed.SerializeToString())
+        file.write(content)
         solver.restore(name)
 
 

@@ -1,7 +1,6 @@
-"""Checks whether a file is a .caffemodel for a net, because Caffe silently accepts many files that are not.
+"""Copies weights into a net of Caffe's, and checks whether they are for it: Caffe silently accepts many that are not.
 
-Its layers are compared without Caffe. Then a child process loads it with Caffe and examines the result, because Caffe
-does not find in HDF5 what has a slash in its name.
+Caffe itself never opens a file of weights: it would read what a stranger's file names, and abort where a shape differs.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.engines.base import ModelEngine
-from speedo.engines.pytorch.model_files import read_model
+from speedo.engines.weight_files.caffemodel import matched, read_model
 from speedo.errors import EngineError, SolverError
 
-_HDF5: Final = b"\x89HDF"  # Caffe reads such files too
 Values = npt.NDArray[np.float32]
 UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
 
@@ -39,29 +37,19 @@ def check_weights(path: Path, layers: Iterable[str]) -> None:
 
 
 def check_start(engine: ModelEngine, weights: Sequence[Path]) -> None:
-    """Raises `SolverError`, naming the layer, if parameters begin with NaN or infinity, or if no weights were loaded.
-
-    The engine is built for this check only: loading from HDF5 overwrites its weights.
-    """
+    """Raises `SolverError`, naming the layer, if weights do not fit, or parameters begin with NaN or infinity."""
     for file in weights or (None,):
         _check_start(engine, file)
 
 
 def _check_start(engine: ModelEngine, weights: Path | None) -> None:
-    vector = engine.layout.zeros()
     if weights is not None:
-        named = not _is_hdf5(weights)  # then `check_weights` has compared the names
-        if not named:
-            vector.fill(UNTOUCHED)
-            engine.load_weights(vector)
-        engine.copy_from(weights)
-        engine.read_weights(vector)
-        if not named and (vector == UNTOUCHED).all():
-            raise SolverError(
-                f"weights {weights} has no layer of this net: give another --weights, or name the layers alike"
-            )
-    else:
-        engine.read_weights(vector)
+        try:
+            engine.copy_from(weights)
+        except EngineError as error:
+            raise SolverError(f"weights {error}") from error
+    vector = engine.layout.zeros()
+    engine.read_weights(vector)
     for blob, place in engine.layout.slices():
         wrong = blob.size - int(np.isfinite(vector[place]).sum())
         if not wrong:
@@ -84,7 +72,10 @@ def load_to_score(weights: Path, net: Any) -> None:
     """
     for _, _, blob in _blobs(net):
         blob.data[...] = UNTOUCHED
-    net.copy_from(str(weights))
+    try:
+        copy_model(weights, net)
+    except EngineError as error:
+        raise SolverError(f"weights {error}") from error
     for name, index, blob in _blobs(net):
         check_scored(weights, name, index, blob.data)
 
@@ -103,14 +94,27 @@ def check_scored(weights: Path, name: str, index: int, values: Values) -> None:
         )
 
 
+def copy_model(path: Path, net: Any) -> None:
+    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into the layers of these names of Caffe's net.
+
+    Raises `EngineError`, and changes nothing, where a shape differs.
+    """
+    blobs, shapes, shared = {}, [], set()
+    seen = set[int]()
+    for name, index, blob in _blobs(net):
+        blobs[name, index] = blob
+        shapes.append((name, index, tuple(blob.data.shape)))
+        if blob.data.ctypes.data in seen:
+            shared.add((name, index))
+        seen.add(blob.data.ctypes.data)
+    found = matched(read_model(path), shapes, layers=map(str, net._layer_names), shared=shared)
+    for key, values in found.items():
+        blobs[key].data[...] = values.read()
+
+
 def _blobs(net: Any) -> list[tuple[str, int, Any]]:
     return [
         (str(name), index, blob)
         for name, blobs in net.params.items()
         for index, blob in enumerate(blobs)
     ]
-
-
-def _is_hdf5(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_HDF5)) == _HDF5

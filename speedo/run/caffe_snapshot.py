@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from speedo.engines.base import ModelEngine
-from speedo.engines.snapshot_hdf5 import read_hdf5
-from speedo.engines.solver.proto import caffe_proto
-from speedo.errors import ConfigError, EngineError
+from speedo.engines.solverstate import state_of
+from speedo.engines.weight_files.hdf5 import State
+from speedo.engines.weight_files.solverstate import read_state
+from speedo.errors import CheckpointError, ConfigError, EngineError
+from speedo.exchange.vector import Layout
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState
-from speedo.system.files import problem_with_name, read_bytes
+from speedo.system.files import problem_with_name
 
 SUFFIX: Final = ".solverstate"
-_HDF5: Final = b"\x89HDF"
 
 
 def is_snapshot(path: Path) -> bool:
@@ -33,12 +33,12 @@ def is_snapshot(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CaffeSnapshot:
-    """`state` is the file's content, `model` the weights that belong to it."""
+    """`model` are the weights that belong to it."""
 
     path: Path
     iteration: int
     model: Path
-    state: bytes
+    state: State
 
     def notes(self, workers: int) -> list[str]:
         """What is restored, as lines for the user."""
@@ -52,7 +52,7 @@ class CaffeSnapshot:
         engine.copy_from(self.model)
         center = engine.layout.zeros()
         engine.read_weights(center)
-        history = engine.history_from(self.state)
+        history = engine.history_from(self._content(engine.layout))
         counters = Counters(
             run=settings.run,
             epoch=settings.epoch,
@@ -77,6 +77,22 @@ class CaffeSnapshot:
             dict.fromkeys(range(len(sizes)), history),
         )
 
+    def _content(self, layout: Layout) -> bytes:
+        """The `.solverstate` again, with the shapes of this net; raises `CheckpointError` where it has others."""
+        state = self.state
+        sizes = [one.size for one in state.history]
+        own = [blob.size for blob in layout.blobs]
+        if sizes != own * (len(sizes) // len(own)):
+            raise CheckpointError(
+                f"the solver history in {self.path} has {len(sizes)} blobs, which are not those of this net: resume "
+                "with the net of the snapshot"
+            )
+        shapes = [blob.shape for blob in layout.blobs] * (len(sizes) // len(own))
+        blobs = [
+            one.read().reshape(shape) for one, shape in zip(state.history, shapes, strict=True)
+        ]
+        return state_of(state.iteration, state.learned_net, state.current_step, blobs)
+
 
 def read_snapshot(path: Path) -> CaffeSnapshot:
     """Read a `.solverstate`; raises `ConfigError` with the remedy."""
@@ -85,44 +101,32 @@ def read_snapshot(path: Path) -> CaffeSnapshot:
             f"resume names {path}, which is not a file; give a run directory or a {SUFFIX}"
         )
     try:
-        state = read_bytes(path)
-    except OSError as error:
-        raise ConfigError(
-            f"resume names {path}, which cannot be read ({error.strerror}); give a run directory or a {SUFFIX}"
-        ) from None
-    if state.startswith(_HDF5):
-        try:
-            state = read_hdf5(str(path))
-        except EngineError as error:
-            raise ConfigError(f"{path} cannot be resumed: {error}; give another") from None
-    message = caffe_proto().SolverState()
-    try:
-        message.ParseFromString(state)
-    except DecodeError:
-        raise ConfigError(
-            f"{path} is not a {SUFFIX} of Caffe, or a truncated one; give another"
-        ) from None
-    if not message.learned_net:
+        state = read_state(path)
+        diverged = next(
+            (at for at, one in enumerate(state.history) if not np.isfinite(one.read()).all()), None
+        )
+    except EngineError as error:
+        raise ConfigError(f"resume: {error}") from None
+    if not state.learned_net:
         raise ConfigError(
             f"{path} names no weights; give a {SUFFIX} that Caffe wrote with its .caffemodel"
         )
-    for index, blob in enumerate(message.history):
-        if not np.isfinite(np.array(blob.data, dtype=np.float32)).all():
-            raise ConfigError(
-                f"the solver history in {path} holds NaN or infinity (blob {index}): training had diverged; give an "
-                "earlier snapshot"
-            )
-    model = Path(message.learned_net)
+    if diverged is not None:
+        raise ConfigError(
+            f"the solver history in {path} holds NaN or infinity (blob {diverged}): training had diverged; give an "
+            "earlier snapshot"
+        )
+    model = Path(state.learned_net)
     tried = [model, path.parent / model.name]
     found = next((one for one in tried if os.path.isfile(one)), None)
     if found is None:
         raise ConfigError(
             f"the weights of {path} were found neither at {tried[0]} nor at {tried[1]}; put them beside it"
         )
-    if message.iter < 0:
+    if state.iteration < 0:
         raise ConfigError(
-            f"{path} is at iteration {message.iter}, which no solver reaches; give another"
+            f"{path} is at iteration {state.iteration}, which no solver reaches; give another"
         )
     if (problem := problem_with_name(found)) is not None:
         raise ConfigError(f"the weights of {path}, {str(found)!a}, have a name that {problem}")
-    return CaffeSnapshot(path, int(message.iter), found.absolute(), state)
+    return CaffeSnapshot(path, state.iteration, found.absolute(), state)

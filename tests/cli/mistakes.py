@@ -164,8 +164,8 @@ def _native() -> Iterator[Mistake]:
         "weights-of-another-net",
         "train {home}/other-shapes/solver.prototxt --weights {home}/good.caffemodel",
         2,
-        "good.caffemodel does not fit this net",
-        "shape mismatch",
+        "in this net, but",
+        "give the weights of this net",
         ALL,
     )
     yield Mistake("bad-record", "train {home}/late-record/solver.prototxt", 2,

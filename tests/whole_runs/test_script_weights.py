@@ -74,10 +74,15 @@ def test_a_run_begins_from_them_and_not_from_those_of_worker_0(tmp_path: Path) -
         run.join()
 
 
-def test_everything_that_does_not_fit_is_told_at_once() -> None:
-    wrong = {"file": np.zeros((3, 2)), "b": np.float64(1e300), "other": np.ones(1)}
+def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+    wrong = {"b": np.float64(1e300), "other": np.ones(1)}
+    np.savez(tmp_path / "w.npz", **wrong)
+    with zipfile.ZipFile(tmp_path / "w.npz", "a") as archive, archive.open("file.npy", "w") as out:
+        np.lib.format.write_array(out, np.zeros((3, 2)))  # a name that `savez` does not take
+    arrays = first_arrays(tmp_path / "w.npz")
+    assert arrays is not None
     with pytest.raises(ConfigError) as told:
-        weights_of(wrong, LAYOUT, "w.npz")
+        weights_of(arrays, LAYOUT, "w.npz")
     assert told.value.problems == (
         "w.npz has file in shape (3, 2), the model in shape (2, 3)",
         "w.npz has numbers in b that are not finite in float32",
@@ -99,13 +104,13 @@ def test_a_file_that_is_none_of_both_is_refused(tmp_path: Path) -> None:
     for number, text in enumerate((data[:-20], data[:100], data.replace(b"<f4", b"|O4"))):
         path = tmp_path / f"{number}.npz"
         path.write_bytes(text)
-        with pytest.raises(ConfigError, match=f"weights names {path}, which cannot be read"):
+        with pytest.raises(ConfigError, match=f"weights: {path} (is|has)"):
             weights_in(path)
     np.savez(tmp_path / "counts.npz", n=np.arange(3))
     with pytest.raises(ConfigError, match=r"without floating point: n \(int64\)"):
         weights_in(tmp_path / "counts.npz")
     np.savez(tmp_path / "objects.npz", n=np.array([object()]))
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"without floating point: n \(object\)"):
         weights_in(tmp_path / "objects.npz")
     with pytest.raises(ConfigError, match="weights names 2 files: give one"):
         first_arrays(Path(f"{whole},{tmp_path / '0.npz'}"))
@@ -123,7 +128,8 @@ def test_of_pytorch_only_tensors_by_their_names_are_read(tmp_path: Path) -> None
 
     path = save(tmp_path / "evil.pt", {"w": Evil()})
     with pytest.raises(
-        ConfigError, match=r"reads without running code.*save model\.state_dict\(\)"
+        ConfigError,
+        match=r"read without running code: it calls .* getattr: save model\.state_dict\(\)",
     ):
         weights_in(path)
     assert not ran.exists()

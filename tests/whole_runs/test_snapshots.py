@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speedo.engines import solverstate
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
-from speedo.engines.snapshot_hdf5 import read_hdf5
 from speedo.engines.solver import read_solver
 from speedo.engines.solver_history import history_from
-from speedo.engines.solverstate import read_state, write_solverstate
+from speedo.engines.solverstate import write_solverstate
+from speedo.engines.weight_files.solverstate import read_state
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.run.snapshot_files import mean_solverstate
@@ -102,7 +103,7 @@ def continued(solver: Path, state: Path, iterations: int) -> tuple[list[float], 
 
 
 def state_in(path: Path) -> Any:
-    return read_state(read_hdf5(str(path)) if path.suffix == ".h5" else path.read_bytes())
+    return read_state(path)
 
 
 @pytest.mark.caffe
@@ -141,13 +142,15 @@ def test_plain_caffe_goes_on_from_a_snapshot_as_the_run_itself_does(
     plain_solver(solver).step(EPOCH)  # which writes its own
     own, theirs = state_in(run / name), state_in(tmp_path / "plain" / name)
     assert own.learned_net == str(run / name.replace("solverstate", "caffemodel"))
-    assert (own.iter, own.current_step) == (theirs.iter, theirs.current_step) == (EPOCH, 2)
-    assert [list(one.shape.dim) for one in own.history] == [
-        list(one.shape.dim) for one in theirs.history
-    ]
+    assert (
+        (own.iteration, own.current_step) == (theirs.iteration, theirs.current_step) == (EPOCH, 2)
+    )
+    assert [one.shape for one in own.history] == [one.shape for one in theirs.history]
     if workers == 1:
         assert np.array_equal(weights, after)
-        assert [one.data for one in own.history] == [one.data for one in theirs.history]
+        assert [one.read().tobytes() for one in own.history] == [
+            one.read().tobytes() for one in theirs.history
+        ]
     else:
         np.testing.assert_allclose(weights, after, rtol=1e-3, atol=1e-5)
 
@@ -166,7 +169,7 @@ def test_so_does_a_run_of_the_command_with_several_testers(tmp_path: Path) -> No
         assert process.returncode == 0, errors
     losses, _ = continued(solver, run / f"tiny_iter_{EPOCH}.solverstate", EPOCH)
     assert losses == pytest.approx(losses_after(run, EPOCH), rel=1e-5)
-    assert state_in(run / f"tiny_iter_{2 * EPOCH}.solverstate").iter == 2 * EPOCH
+    assert state_in(run / f"tiny_iter_{2 * EPOCH}.solverstate").iteration == 2 * EPOCH
     caffe, sums = load_caffe(), [0.0, 0.0]
     net = caffe.Net(str(tmp_path / "net.prototxt"), str(run / "model.caffemodel"), caffe.TEST)
     for _ in range(2):
@@ -185,11 +188,11 @@ def test_where_each_worker_has_a_history_the_snapshot_has_their_mean(
     train_here(solver, store, run, workers=2, mode=mode, checkpointed=True)
     for iteration in (4, 6):
         state = state_in(run / f"tiny_iter_{iteration}.solverstate")
-        assert (state.iter, state.learned_net) == (
+        assert (state.iteration, state.learned_net) == (
             iteration,
             str(run / f"tiny_iter_{iteration}.caffemodel"),
         )
-        values = np.concatenate([np.frombuffer(one.data, "<f4") for one in state.history])
+        values = np.concatenate([one.read().reshape(-1) for one in state.history])
         assert np.isfinite(values).all()
         assert np.abs(values).max() > 0
     plain = plain_solver(solver)
@@ -205,7 +208,7 @@ def test_the_mean_of_histories_is_weighted_by_records() -> None:
         for values in ([0, 4, 8, 12], [6, 4, 2, 0])
     )
     content = mean_solverstate("SGD", layout, [(first, 1), (second, 3)], 40, "model", 2)
-    state = read_state(content)
+    state = solverstate.read_state(content)
     assert (state.iter, state.learned_net, state.current_step) == (40, "model", 2)
     assert [np.frombuffer(one.data, "<f4").tolist() for one in state.history] == [
         [4.5, 4.0],

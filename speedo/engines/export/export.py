@@ -19,8 +19,8 @@ from speedo.engines.export.steps import Dims, Shape, dims_of
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays, Computed, Trials
 from speedo.engines.make import EngineChoice
-from speedo.engines.pytorch.model_files import Model, read_model
 from speedo.engines.solver.proto import to_text
+from speedo.engines.weight_files.caffemodel import Model, read_model
 from speedo.errors import ConfigError, EngineError, SolverError, SpeedoError
 from speedo.system.files import written_whole
 from speedo.system.remedies import lacking

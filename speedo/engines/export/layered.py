@@ -24,7 +24,7 @@ from speedo.engines.export.torch_code import Code
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays
 from speedo.engines.layer_types import line_of_layer
-from speedo.engines.pytorch.model_files import Model, matched
+from speedo.engines.weight_files.caffemodel import Model, matched
 from speedo.errors import SolverError
 
 
@@ -180,9 +180,9 @@ def layered(
         ]
         shared = {key for key, owner in owners.items() if key != owner}
         found = matched(model, wanted, layers=[str(one.name) for one in net.layer], shared=shared)
-        for key, array in found.items():
+        for key, one in found.items():
             owner = owners[key]
-            values[keys[owner]] = array.reshape(tuple(blobs[owner[0]][owner[1]]))
+            values[keys[owner]] = one.read().reshape(tuple(blobs[owner[0]][owner[1]]))
     first = []
     for name, transform in transforms.items():
         for layer, own in transform.layers(name, names[f"transform of {name}"], dims[name]):

@@ -24,7 +24,6 @@ from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.onnx_session import opened
-from speedo.engines.pytorch.model_files import matched, read_model
 from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
 from speedo.errors import EngineError, SolverError, SpeedoError
 
@@ -110,11 +109,6 @@ class Trials:
         found = self._run("torch", runs, {**request, "values": str(stored)})
         return [outputs for _, outputs in found]
 
-    def read_state_dict(self, file: Path) -> Arrays:
-        """The tensors of a state dict."""
-        ((_, found),) = self._run("read", [({}, {})], {"file": str(file)})
-        return found
-
     def _run(
         self,
         kind: str,
@@ -133,7 +127,7 @@ class Trials:
             for line in child.lines():
                 if line.startswith(PROBLEM):
                     problem = json.loads(line.removeprefix(PROBLEM))
-                    if problem.startswith("weights ") or kind == "read":
+                    if problem.startswith("weights "):
                         raise SolverError(problem)
                     raise EngineError(f"{self._origin}: {problem}")
                 if line.startswith(DONE):
@@ -164,7 +158,7 @@ def _on_caffe(run: Run, inputs: Arrays, weights: str | None) -> tuple[Any, Array
     file.write_text(run["net"], encoding="utf-8")
     net = caffe.Net(str(file), caffe.TEST)
     if weights is not None:
-        _load(Path(weights), net)
+        load_to_score(Path(weights), net)
     for name, values in inputs.items():
         net.blobs[name].data[...] = values
     net.forward()
@@ -172,22 +166,6 @@ def _on_caffe(run: Run, inputs: Arrays, weights: str | None) -> tuple[Any, Array
     shapes = {name: list(blob.data.shape) for name, blob in net.blobs.items()}
     blobs = {str(n): [list(blob.data.shape) for blob in own] for n, own in net.params.items()}
     return {"shapes": shapes, "blobs": blobs}, outputs
-
-
-def _load(weights: Path, net: Any) -> None:
-    """Load weights that fit: of those that do not, Caffe's own words end the process."""
-    shapes, shared, seen = [], set(), set()
-    for name, blobs in net.params.items():
-        for index, blob in enumerate(blobs):
-            shapes.append((str(name), index, tuple(blob.data.shape)))
-            if blob.data.ctypes.data in seen:
-                shared.add((str(name), index))
-            seen.add(blob.data.ctypes.data)
-    try:
-        matched(read_model(weights), shapes, layers=map(str, net._layer_names), shared=shared)
-    except EngineError as error:
-        raise SolverError(f"weights {error}") from error
-    load_to_score(weights, net)
 
 
 def _records_of_caffe(request: dict[str, Any]) -> list[Arrays]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -14,12 +15,14 @@ from speedo.engines.export.source import read_source
 from speedo.engines.export.steps import Shape, identifiers
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
-from speedo.engines.pytorch.model_files import write_model
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
+from speedo.engines.weight_files.caffemodel import write_model
+from speedo.engines.weight_files.onnx import read_initializers
+from speedo.engines.weight_files.state_dict import read_state_dict
+from speedo.engines.weight_files.stored import Stored
 from speedo.errors import ConfigError, SolverError
 from speedo.exchange.vector import Blob, Layout
-from speedo.system.files import open_to_read, written_whole
-from speedo.system.remedies import needed
+from speedo.system.files import written_whole
 
 _REMEDY: Final = "give the file that `speedo export` wrote for this net, or one with the same names"
 
@@ -44,7 +47,7 @@ def import_weights(
     source = read_source(net, data_root, choice, ignore_unknown)
     trials = Trials(choice, scratch, source.origin)
     is_onnx = file.suffix == ".onnx"
-    stored, notes = _from_onnx(file) if is_onnx else (trials.read_state_dict(file), {})
+    stored, notes = read_initializers(file) if is_onnx else (read_state_dict(file), {})
     records, _ = source.records(trials, scratch)
     known = {name: array.shape for name, array in records.items()}
     deploy = source.deploy(shapes, known, _shapes_by_layer(source.net, stored))
@@ -96,33 +99,35 @@ def _write_hdf5(
 def _blobs(
     made: Layered,
     file: Path,
-    stored: Mapping[str, Values],
+    stored: Mapping[str, Stored],
     notes: Mapping[str, str],
     is_onnx: bool,
 ) -> dict[str, list[Values]]:
     """The blobs of each layer that has some. Raises `SolverError` with every one that is missing or does not fit."""
     found: dict[str, list[Values]] = {}
-    problems = []
+    problems = [
+        f"{key!r} of {file} has the shape {stored[key].shape}, and layer {layer.step.param.name!r} needs {shape}: "
+        f"{_REMEDY}"
+        for layer in made.layers
+        for key, shape in zip(layer.step.owners, layer.step.blobs, strict=True)
+        if key in stored and stored[key].size != math.prod(shape)
+    ]
+    if problems:
+        raise SolverError(problems)
+    values = _Read(stored)
     for layer in made.layers:
         step = layer.step
         if not step.blobs:
             continue
         try:
-            own = layer.from_onnx(stored, notes) if is_onnx else [stored[k] for k in step.owners]
+            own = layer.from_onnx(values, notes) if is_onnx else [values[k] for k in step.owners]
         except KeyError as error:
             problems.append(
                 f"{file} has no {error.args[0]!r}, which layer {step.param.name!r} needs: {_REMEDY}"
             )
             continue
-        for key, values, shape in zip(step.owners, own, step.blobs, strict=True):
-            if values.size != int(np.prod(shape)):
-                problems.append(
-                    f"{key!r} of {file} has the shape {values.shape}, and layer {step.param.name!r} needs {shape}: "
-                    f"{_REMEDY}"
-                )
-        sized = zip(own, step.blobs, strict=True)
         found[step.param.name] = [
-            v.reshape(shape) for v, shape in sized if v.size == int(np.prod(shape))
+            one.reshape(shape) for one, shape in zip(own, step.blobs, strict=True)
         ]
     if problems:
         raise SolverError(problems)
@@ -131,28 +136,23 @@ def _blobs(
     return found
 
 
-def _from_onnx(file: Path) -> tuple[dict[str, Values], dict[str, str]]:
-    """The initializers of floating point and the metadata. Raises `ConfigError`."""
-    onnx = needed("onnx", "onnx", "an .onnx file")
-    try:
-        with open_to_read(file) as opened:
-            content = opened.read()
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
-    try:
-        model: Any = onnx.load_model_from_string(content)
-        arrays = {
-            one.name: np.asarray(onnx.numpy_helper.to_array(one)) for one in model.graph.initializer
-        }
-    except Exception as error:  # of any class: protobuf's, onnx's own
-        raise ConfigError(
-            f"{file} is no ONNX file, or a truncated one ({type(error).__name__}): give another"
-        ) from None
-    kept = {name: one.astype(np.float32) for name, one in arrays.items() if one.dtype.kind == "f"}
-    return kept, {prop.key: prop.value for prop in model.metadata_props}
+class _Read(Mapping[str, Values]):
+    """Arrays of a file, each read when it is asked for."""
+
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, key: str) -> Values:
+        return self._stored[key].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
 
 
-def _shapes_by_layer(net: Any, stored: Mapping[str, Values]) -> dict[str, list[Shape]]:
+def _shapes_by_layer(net: Any, stored: Mapping[str, Stored]) -> dict[str, list[Shape]]:
     """The shape of each layer's first blob, from which the sizes of an input may follow."""
     names = identifiers(str(layer.name) for layer in net.layer)
     found = {}

@@ -26,7 +26,6 @@ from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
 from speedo.engines.pytorch.memory import free_unused_memory, is_lack_of_memory
 from speedo.engines.pytorch.micro_batch import MicroBatches, lacks_memory, micro_batches
-from speedo.engines.pytorch.model_files import write_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import copy_model
 from speedo.engines.pytorch.step_memory import step_memory
@@ -38,6 +37,7 @@ from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.step_memory import StepMemory
 from speedo.engines.update_rules import SolverFields, float32
+from speedo.engines.weight_files.caffemodel import write_model
 from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector

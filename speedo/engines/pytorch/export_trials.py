@@ -18,7 +18,6 @@ from speedo.engines.pytorch.layers.inputs import Input
 from speedo.engines.pytorch.layers.prior_box import PriorBox
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import Check, load_checked
-from speedo.engines.pytorch.state_dict_file import read_state_dict
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -32,8 +31,6 @@ def computing(
     """
     torch.set_grad_enabled(False)
     kind = request["kind"]
-    if kind == "read":
-        return lambda run, inputs: (None, read_state_dict(Path(request["file"])))
     if kind == "records":
         return lambda run, inputs: (None, _records(request))
     if kind == "engine":

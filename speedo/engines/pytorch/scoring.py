@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from google.protobuf import text_format
 from torch import Tensor
@@ -15,9 +14,9 @@ from torch import Tensor
 from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import Part, Share
 from speedo.engines.pytorch.devices import use_device
-from speedo.engines.pytorch.model_files import matched, read_model
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
+from speedo.engines.weight_files.caffemodel import matched, read_model
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Vector
 
@@ -95,4 +94,4 @@ def copy_model(path: Path, net: Net) -> None:
     shapes = [(*key, tuple(tensor.shape)) for key, tensor in blobs.items()]
     found = matched(read_model(path), shapes, layers=names, shared=shared)
     for key, values in found.items():
-        blobs[key].copy_(torch.from_numpy(np.array(values, np.float32)))
+        blobs[key].copy_(torch.from_numpy(values.read().copy()))

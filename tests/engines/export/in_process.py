@@ -13,8 +13,9 @@ from speedo.engines.caffe_import import load_caffe, prepare_environment
 from speedo.engines.export.deploy import with_batch
 from speedo.engines.export.layered import Layered, draw_inputs, layered
 from speedo.engines.export.steps import dims_of
-from speedo.engines.pytorch.model_files import Model, StoredLayer
+from speedo.engines.weight_files.caffemodel import Model
 from speedo.errors import EngineError
+from tests.support.stored_arrays import held_model
 
 BATCHES = (1, 7)
 
@@ -41,7 +42,7 @@ def on_pycaffe(
     caffe = load_caffe()
     caffe.set_mode_cpu()
     inputs, outputs, shapes = [], [], []
-    stored: list[StoredLayer] = []
+    stored: dict[str, list[Any]] = {}
     blobs: dict[str, list[tuple[int, ...]]] = {}
     for batch in batches:
         sized = with_batch(net, batch)
@@ -55,7 +56,7 @@ def on_pycaffe(
         if not blobs:
             for name, own in built.params.items():
                 blobs[name] = [tuple(blob.data.shape) for blob in own]
-                stored.append(StoredLayer(name, tuple(blob.data.copy() for blob in own)))
+                stored[name] = [blob.data.copy() for blob in own]
         given = draw_inputs(sized, np.random.default_rng(batch))
         for name, values in given.items():
             built.blobs[name].data[...] = values
@@ -64,7 +65,7 @@ def on_pycaffe(
         outputs.append({name: value.copy() for name, value in found.items()})
         shapes.append({name: tuple(blob.data.shape) for name, blob in built.blobs.items()})
     dims = dims_of(shapes[0], shapes[-1])
-    model = Model(tuple(stored))
+    model = held_model(stored)
     made = layered(with_batch(net, batches[0]), "net.prototxt", dims, outputs[0], blobs, model)
     return Tried(made, inputs, outputs, model)
 
@@ -95,14 +96,12 @@ def on_torch(net: Any, batches: tuple[int, ...] = BATCHES) -> Tried:
     from speedo.engines.pytorch.net import Net
 
     built = Net(with_batch(net, batches[0]), "TEST")
-    stored = [
-        StoredLayer(name, tuple(blob.numpy().copy() for blob in own))
-        for name, own in built.blobs_of_layers()
-        if own
-    ]
+    stored = {
+        name: [blob.numpy().copy() for blob in own] for name, own in built.blobs_of_layers() if own
+    }
     shapes = [{n: tuple(one) for n, one in answer["shapes"].items()} for answer in answers]
     dims = dims_of(shapes[0], shapes[-1])
-    model = Model(tuple(stored))
+    model = held_model(stored)
     sized = with_batch(net, batches[0])
     constants = answers[0]["constants"]
     made = layered(sized, "net.prototxt", dims, outputs[0], blobs, model, None, constants)

@@ -15,7 +15,7 @@ from speedo.cli.main import main
 from speedo.data.wire import mean_to_bytes
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.export.differences import difference
-from speedo.engines.pytorch.model_files import read_model
+from speedo.engines.weight_files.caffemodel import read_model
 from tests.engines.export.in_process import fill, in_onnx_runtime
 from tests.support.nets import BATCH_NORM, LENET, net_text, write_solver
 
@@ -50,7 +50,7 @@ def desk(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def blobs_of(path: Path) -> dict[str, list[bytes]]:
     return {
-        layer.name: [blob.tobytes() for blob in layer.blobs if blob is not None]
+        layer.name: [blob.read().tobytes() for blob in layer.blobs if blob is not None]
         for layer in read_model(path).layers
         if layer.blobs
     }

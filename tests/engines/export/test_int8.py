@@ -15,8 +15,8 @@ from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.export.int8_model import quantising
 from speedo.engines.export.int8_split import INTEGER, Split, output_of, split
 from speedo.engines.onnx_session import opened
-from speedo.engines.pytorch.model_files import Model
 from speedo.engines.solver.state import filter_net
+from speedo.engines.weight_files.caffemodel import Model
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import Tried, on_pycaffe, on_torch, parsed
 from tests.support.random_nets import random_net
@@ -63,7 +63,7 @@ def run(file: Path, data: Array) -> Array:
 
 def weights_of(model: Model, layer: str) -> list[Array]:
     (found,) = (one for one in model.layers if one.name == layer)
-    return [np.asarray(blob, np.float32) for blob in found.blobs]
+    return [blob.read() for blob in found.blobs if blob is not None]
 
 
 # --- by hand -----------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_random_nets_compute_the_same_with_their_core_apart(tmp_path: Path) -> N
             core = {layer.name: layer.blobs for layer in tried.model.layers}
             for name, blobs in plain.blobs_of_layers():
                 for blob, values in zip(blobs, core.get(name, ()), strict=False):
-                    blob.copy_(torch.from_numpy(np.array(values)))
+                    blob.copy_(torch.from_numpy(values.read()))
             ours = dict(plain.blobs_of_layers())
             for name, blobs in mixed.blobs_of_layers():
                 for blob, values in zip(blobs, ours.get(name, ()), strict=True):

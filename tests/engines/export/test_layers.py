@@ -271,7 +271,7 @@ def came_back(tried: Any, content: bytes) -> None:
     for layer in tried.made.layers:
         blobs = layer.from_onnx(stored, notes) if layer.step.blobs else []
         for ours, theirs in zip(blobs, held.get(layer.param.name, ()), strict=True):
-            assert ours.tobytes() == theirs.tobytes()
+            assert ours.tobytes() == theirs.read().tobytes()
 
 
 def test_the_batch_is_free_and_shapes_are_caffes(tmp_path: Path) -> None:

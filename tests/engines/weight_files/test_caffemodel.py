@@ -16,9 +16,10 @@ from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.caffe_schema import caffe_pb2 as ours
-from speedo.engines.pytorch import model_files
-from speedo.engines.pytorch.model_files import Model, StoredLayer, matched, read_model, write_model
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
+from speedo.engines.weight_files import caffemodel
+from speedo.engines.weight_files.caffemodel import matched, read_model, write_model
+from speedo.engines.weight_files.stored import Stored
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Blob, Layout
@@ -80,8 +81,9 @@ def values(net: Any) -> dict[tuple[str, int], np.ndarray]:
 def assert_equal(found: dict[tuple[str, int], Any], expected: dict[tuple[str, int], Any]) -> None:
     assert found.keys() == expected.keys()
     for which, array in expected.items():
-        assert found[which].dtype == np.float32
-        np.testing.assert_array_equal(found[which], array, err_msg=str(which))
+        one = found[which].read() if isinstance(found[which], Stored) else found[which]
+        assert one.dtype == np.float32
+        np.testing.assert_array_equal(one, array, err_msg=str(which))
 
 
 def loads(folder: Path, file: Path) -> subprocess.CompletedProcess[str]:
@@ -227,23 +229,11 @@ def test_values_in_several_pieces_are_read(tmp_path: Path, packed: bool) -> None
     (layer,) = read_model(file).layers
     (array,) = layer.blobs
     assert layer.name == "ip"
-    np.testing.assert_array_equal(array, [[0, 1, 2], [3, 4, 5]])
+    assert array is not None
+    np.testing.assert_array_equal(array.read(), [[0, 1, 2], [3, 4, 5]])
 
 
-def model(
-    *layers: tuple[str, list[tuple[int, ...]]], hdf5: bool = False, old: bool = False
-) -> Model:
-    return Model(
-        tuple(
-            StoredLayer(
-                name,
-                tuple(np.zeros(shape, np.float32) for shape in shapes),
-                frozenset(range(len(shapes))) if old else frozenset(),
-            )
-            for name, shapes in layers
-        ),
-        hdf5,
-    )
+Layers = list[tuple[str, list[tuple[int, ...]]]]
 
 
 def wants(
@@ -254,14 +244,14 @@ def wants(
     ]
 
 
-def saved(folder: Path, held: Model) -> Path:
-    """The model in a file, as Caffe of its time wrote it."""
+def saved(folder: Path, layers: Layers, *, old: bool = False) -> Path:
+    """Zeros of these shapes in a file, as Caffe of its time wrote them."""
     net = ours.NetParameter()
-    for layer in held.layers:
-        message = net.layer.add(name=layer.name)
-        for index, array in enumerate(layer.blobs):
-            assert array is not None
-            if index in layer.legacy:
+    for number, (name, shapes) in enumerate(layers):
+        message = net.layer.add(name=name)
+        for shape in shapes:
+            array = np.full(shape, number, np.float32)
+            if old:
                 legacy(message.blobs.add(), array)
             else:
                 blob = message.blobs.add(data=array.ravel())
@@ -273,28 +263,28 @@ def saved(folder: Path, held: Model) -> Path:
 
 @pytest.mark.caffe
 @pytest.mark.parametrize(
-    ("held", "words"),
+    ("layers", "old", "words"),
     [
-        (model(("elsewhere", [(9,)])), None),
-        (model(("ip", SHAPES["ip"]), ("relu7", [])), None),
-        (model(("ip", [(1, 1, 5, 64), (1, 1, 1, 5)]), old=True), None),
-        (model(("bn", [(1, 1, 1, 4), (1, 1, 1, 4), (1, 1, 1, 1)]), old=True), None),
-        (model(("ip", [(1, 1, 5, 64), (1, 1, 1, 5)])),
+        ([("elsewhere", [(9,)])], False, None),
+        ([("ip", SHAPES["ip"]), ("relu7", [])], False, None),
+        ([("ip", [(1, 1, 5, 64), (1, 1, 1, 5)])], True, None),
+        ([("bn", [(1, 1, 1, 4), (1, 1, 1, 4), (1, 1, 1, 1)])], True, None),
+        ([("ip", [(1, 1, 5, 64), (1, 1, 1, 5)])], False,
          ("blob 0 of layer 'ip' is 5 x 64 in this net, but 1 x 1 x 5 x 64 in the weights: give the weights of this "
           "net, or rename the layer to train it from its fillers")),
-        (model(("ip", [(5, 64, 1, 1), (1, 1, 1, 5)]), old=True), "is 5 x 64 in this net, but 5 x 64 x 1 x 1 in"),
-        (model(("ip", [(5, 64), (6,)])), "blob 1 of layer 'ip' is 5 in this net, but 6 in the weights"),
-        (model(("ip", [(64, 5), (5,)])), "blob 0 of layer 'ip' is 5 x 64 in this net, but 64 x 5 in the weights"),
-        (model(("ip", [(5, 64)])), "layer 'ip' has 2 blobs in this net, but 1 blob in the weights: give"),
-        (model(("ip", [])), "layer 'ip' has 2 blobs in this net, but 0 blobs in the weights"),
-        (model(("ip", [(5, 64), (5,), (1,)])), "layer 'ip' has 2 blobs in this net, but 3 blobs in the weights"),
-        (model(("data", [(1,)])), "layer 'data' has 0 blobs in this net, but 1 blob in the weights"),
+        ([("ip", [(5, 64, 1, 1), (1, 1, 1, 5)])], True, "is 5 x 64 in this net, but 5 x 64 x 1 x 1 in"),
+        ([("ip", [(5, 64), (6,)])], False, "blob 1 of layer 'ip' is 5 in this net, but 6 in the weights"),
+        ([("ip", [(64, 5), (5,)])], False, "blob 0 of layer 'ip' is 5 x 64 in this net, but 64 x 5 in the weights"),
+        ([("ip", [(5, 64)])], False, "layer 'ip' has 2 blobs in this net, but 1 blob in the weights: give"),
+        ([("ip", [])], False, "layer 'ip' has 2 blobs in this net, but 0 blobs in the weights"),
+        ([("ip", [(5, 64), (5,), (1,)])], False, "layer 'ip' has 2 blobs in this net, but 3 blobs in the weights"),
+        ([("data", [(1,)])], False, "layer 'data' has 0 blobs in this net, but 1 blob in the weights"),
     ],
 )  # fmt: skip
 def test_weights_match_a_net_where_caffe_would_load_them(
-    tmp_path: Path, held: Model, words: str | None
+    tmp_path: Path, layers: Layers, old: bool, words: str | None
 ) -> None:
-    file = saved(tmp_path, held)
+    file = saved(tmp_path, layers, old=old)
     (tmp_path / "net.prototxt").write_text(NET)
     found = read_model(file)
     assert loads(tmp_path, file).returncode == (0 if words is None else -6)
@@ -303,25 +293,25 @@ def test_weights_match_a_net_where_caffe_would_load_them(
     else:
         with pytest.raises(EngineError) as caught:
             matched(found, wants(), layers=["data"])
+        assert str(caught.value).startswith(f"{file}: ")
         assert words in str(caught.value)
 
 
-def test_a_layer_that_is_there_twice_gives_its_last_values() -> None:
-    first, last = np.zeros(3, np.float32), np.ones(3, np.float32)
-    twice = Model(
-        (StoredLayer("a", (first,)), StoredLayer("b", (first,)), StoredLayer("a", (last,)))
-    )
+def test_a_layer_that_is_there_twice_gives_its_last_values(tmp_path: Path) -> None:
+    twice = read_model(saved(tmp_path, [("a", [(3,)]), ("b", [(3,)]), ("a", [(3,)])]))
     found = matched(twice, [("a", 0, (3,)), ("b", 0, (3,))])
     assert list(found) == [("b", 0), ("a", 0)]
-    np.testing.assert_array_equal(found["a", 0], last)
+    np.testing.assert_array_equal(found["a", 0].read(), [2, 2, 2])
 
 
-def test_only_hdf5_may_lack_a_shared_blob() -> None:
-    own = np.ones(2, np.float32)
-    layers = (StoredLayer("second", (None, own)),)
+def test_only_hdf5_may_lack_a_shared_blob(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "shared.caffemodel.h5", "w") as out:
+        out["data/second/1"] = np.ones(2, np.float32)
+    hdf5 = read_model(tmp_path / "shared.caffemodel.h5")
+    binary = read_model(saved(tmp_path, [("second", [(2,)])]))
     net = [("second", 0, (2, 2)), ("second", 1, (2,))]
-    assert list(matched(Model(layers, hdf5=True), net, shared=[("second", 0)])) == [("second", 1)]
-    for held, shared in ((Model(layers, hdf5=True), []), (Model(layers), [("second", 0)])):
+    assert list(matched(hdf5, net, shared=[("second", 0)])) == [("second", 1)]
+    for held, shared in ((hdf5, []), (binary, [("second", 0)])):
         with pytest.raises(EngineError, match="has 2 blobs in this net, but 1 blob in the weights"):
             matched(held, net, shared=shared)
 
@@ -376,13 +366,12 @@ def damaged(content: bytes, number: int) -> bytes:
 
 @pytest.mark.parametrize("hdf5", [False, True])
 def test_a_damaged_file_is_read_or_refused_in_words(tmp_path: Path, hdf5: bool) -> None:
-    held = model(*SHAPES.items())
-    file = saved(tmp_path, held)
+    file = saved(tmp_path, list(SHAPES.items()))
     if hdf5:
         with h5py.File(tmp_path / "whole.h5", "w") as out:
-            for layer in held.layers:
-                for index, array in enumerate(layer.blobs):
-                    out[f"data/{layer.name}/{index}"] = array
+            for name, shapes in SHAPES.items():
+                for index, shape in enumerate(shapes):
+                    out[f"data/{name}/{index}"] = np.zeros(shape, np.float32)
         file = tmp_path / "whole.h5"
     content = file.read_bytes()
     refused = []
@@ -399,7 +388,8 @@ def test_a_damaged_file_is_read_or_refused_in_words(tmp_path: Path, hdf5: bool) 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"name: 'a net in text'\n", "is not a .caffemodel, or a truncated one: give another file"),
+        (b"name: 'a net in text'\n",
+         "is not a .caffemodel, or a truncated one (a field has a kind that protobuf does not have): give"),
         (field(100, field(1, b"ip"))[:-1], "is not a .caffemodel, or a truncated one"),
         (field(100, field(1, b"ip")) + b"\xa2\x06\xff\xff\xff\xff\xff\xff\x7f", "is not a .caffemodel, or"),
         (field(100, field(1, b"ip") + field(7, field(7, field(1, b"\x04")) + field(5, bytes(12)))),
@@ -432,9 +422,9 @@ def test_a_model_beyond_protobufs_limit_is_not_written(monkeypatch: pytest.Monke
     whole = io.BytesIO()
     write_model(whole, "net", layers)
     size = len(whole.getvalue())
-    monkeypatch.setattr(model_files, "LIMIT", size)
+    monkeypatch.setattr(caffemodel, "LIMIT", size)
     write_model(io.BytesIO(), "net", layers)
-    monkeypatch.setattr(model_files, "LIMIT", size - 1)
+    monkeypatch.setattr(caffemodel, "LIMIT", size - 1)
     none = io.BytesIO()
     with pytest.raises(EngineError, match=rf"the model has {size} bytes.*snapshot_format: HDF5"):
         write_model(none, "net", layers)
@@ -442,7 +432,7 @@ def test_a_model_beyond_protobufs_limit_is_not_written(monkeypatch: pytest.Monke
 
 
 def test_weights_of_another_net_are_refused_in_either_format(tmp_path: Path) -> None:
-    binary = saved(tmp_path, model(("conv", [(4,)])))
+    binary = saved(tmp_path, [("conv", [(4,)])])
     hdf5 = tmp_path / "some.caffemodel.h5"
     with h5py.File(hdf5, "w") as out:
         out["data/conv/0"] = np.zeros(4, np.float32)
@@ -455,4 +445,4 @@ def test_weights_of_another_net_are_refused_in_either_format(tmp_path: Path) -> 
     with pytest.raises(SolverError, match=r"^weights .*/none cannot be read \(No such file"):
         check_weights(tmp_path / "none", ["data"])
     with pytest.raises(SolverError, match="holds no parameters: give another --weights"):
-        check_weights(saved(tmp_path, model(("conv", []))), ["conv"])
+        check_weights(saved(tmp_path, [("conv", [])]), ["conv"])
