@@ -15,6 +15,7 @@ from speedo.data.files import open_file, read_file
 from speedo.data.wire import DatumProto
 from speedo.errors import DataError
 from speedo.system.bounds import LARGEST_INT32
+from speedo.system.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 
 SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
 _MOST_LIST_BYTES: Final = 64 << 20
@@ -82,7 +83,10 @@ def read_hdf5(files: list[Path], data: str, label: str, progress: Progress) -> I
 def _dataset(opened: Any, file: Path, name: str) -> Any:
     import h5py
 
-    found = opened.get(name)
+    try:
+        found = own_dataset(opened, name)
+    except ForeignStorageError as error:
+        raise DataError(f"{file} {error}: {OWN_COPY}") from None
     if not isinstance(found, h5py.Dataset) or not found.shape:
         there = ", ".join(sorted(opened)) or "none"
         raise DataError(

@@ -25,7 +25,9 @@ def held_model(layers: dict[str, list[Any]]) -> Model:
     return Model(
         Path("held.caffemodel"),
         tuple(
-            StoredLayer(name, tuple(_Held(Path(), name, one.shape, (), None, one) for one in blobs))
+            StoredLayer(
+                name, tuple(_Held(Path(), name, one.shape, (), values=one) for one in blobs)
+            )
             for name, blobs in layers.items()
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
 from speedo.system.bounds import LARGEST_INT32
 from speedo.system.files import read_bytes, read_names
+from speedo.system.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 from speedo.system.shared_lmdb import SharedLmdb
 
 _MOST_MEAN_BYTES: Final = 1 << 30
@@ -170,6 +171,23 @@ def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
             yield f"reads the list {found}, whose file {search.missing(name)}"
         elif not _is_hdf5(file):
             yield f"reads the list {found}, whose file {file} is not an HDF5 file: create it again or correct the list"
+        elif problem := _foreign_storage(file, layer.top):
+            yield f"reads the list {found}, whose file {file} {problem}: {OWN_COPY}, or list the other files"
+
+
+def _foreign_storage(file: Path, datasets: Iterable[str]) -> str:
+    """What of these datasets is not in the file itself; what else is wrong with a file, the engines tell."""
+    import h5py
+
+    try:
+        with h5py.File(file, "r", locking=False) as opened:
+            for name in datasets:
+                own_dataset(opened, str(name))
+    except ForeignStorageError as error:
+        return str(error)
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError):
+        pass
+    return ""
 
 
 def _is_hdf5(file: Path) -> bool:

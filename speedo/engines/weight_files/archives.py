@@ -6,9 +6,10 @@ import math
 import struct
 import zipfile
 import zlib
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from speedo.engines.weight_files.stored import (
     DamagedError,
     Piece,
     Stored,
-    Table,
     exactly,
     reading,
     size_of,
@@ -41,26 +41,7 @@ class Entry(NamedTuple):
 
 def entries(file: BufferedReader) -> dict[str, Entry]:
     """The files in an archive by their names. Raises `DamagedError`, for one that is compressed too."""
-    _check_table(file)
-    size, found = size_of(file), dict[str, Entry]()
-    try:
-        with zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise DamagedError(f"is no whole archive ({error!s:.100})") from None
-    for info in infos:
-        if info.flag_bits & 1 or info.compress_type != zipfile.ZIP_STORED:
-            raise DamagedError(
-                f"has {info.filename!r:.100} compressed or encrypted",
-                "save it again without (numpy.savez, torch.save)",
-            )
-        head = exactly(file, info.header_offset, 30, f"{info.filename!r:.100}")
-        name, extra = struct.unpack("<HH", head[26:30])
-        begin = info.header_offset + len(head) + name + extra
-        if begin + info.file_size > size or info.filename in found:
-            raise DamagedError(f"is damaged: {info.filename!r:.100} is there twice, or not whole")
-        found[info.filename] = Entry(info.filename, begin, info.file_size, info.CRC)
-    return found
+    return {info.filename: _entry(file, info) for info in _infos(file)}
 
 
 def read_npz(path: Path) -> dict[str, Stored]:
@@ -68,15 +49,21 @@ def read_npz(path: Path) -> dict[str, Stored]:
     arrays: dict[str, Stored] = {}
     others = []
     with reading(path, "an .npz") as file:
-        table = Table(size_of(file))
-        for name, entry in entries(file).items():
-            key = name.removesuffix(".npy")
-            _check_content(file, entry)
-            one, kind = _array(file, entry, path, key)
-            if kind.kind != "f":
-                others.append(f"{key} ({kind})")
-                continue
-            arrays[key] = table.array(one)
+        infos = _infos(file)
+        with zipfile.ZipFile(file) as archive:
+            for info in infos:
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise DamagedError(
+                        f"has {info.filename!r:.100} in a form that NumPy does not write"
+                    )
+                key = info.filename.removesuffix(".npy")
+                with archive.open(info) as content:
+                    one, kind = _array(content, info, path, key)
+                if kind.kind != "f":
+                    others.append(f"{key} ({kind})")
+                if info.compress_type == zipfile.ZIP_STORED:
+                    one = _placed(file, info, one)
+                arrays[key] = one
         if others:
             raise DamagedError(f"has arrays without floating point: {', '.join(others)[:200]}")
     return arrays
@@ -84,15 +71,36 @@ def read_npz(path: Path) -> dict[str, Stored]:
 
 def is_npz(file: BufferedReader) -> bool:
     """Whether an archive has nothing but arrays of NumPy's. Raises `DamagedError`."""
-    return all(name.endswith(".npy") for name in entries(file))
+    return all(info.filename.endswith(".npy") for info in _infos(file))
+
+
+def _infos(file: BufferedReader) -> list[zipfile.ZipInfo]:
+    """The table of an archive. Raises `DamagedError`."""
+    _check_table(file)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise DamagedError(f"is no whole archive ({error!s:.100})") from None
+
+
+def _entry(file: BufferedReader, info: zipfile.ZipInfo) -> Entry:
+    what = f"{info.filename!r:.100}"
+    if info.flag_bits & 1 or info.compress_type != zipfile.ZIP_STORED:
+        raise DamagedError(f"has {what} compressed or encrypted", "save it again without")
+    head = exactly(file, info.header_offset, 30, what)
+    name, extra = struct.unpack("<HH", head[26:30])
+    begin = info.header_offset + len(head) + name + extra
+    if begin + info.file_size > size_of(file):
+        raise DamagedError(f"is truncated: it ends before the end of {what}")
+    return Entry(info.filename, begin, info.file_size, info.CRC)
 
 
 def _array(
-    file: BufferedReader, entry: Entry, path: Path, key: str
+    content: IO[bytes], info: zipfile.ZipInfo, path: Path, key: str
 ) -> tuple[Stored, np.dtype[Any]]:
     """NumPy's own form of an array: a header in text, then the values. It has no length of its own."""
-    file.seek(entry.begin)
-    version = np.lib.format.read_magic(file)
+    version = np.lib.format.read_magic(content)
     if version not in ((1, 0), (2, 0)):
         raise DamagedError(f"has {key!r:.100} in a form of NumPy that weights do not need")
     read = (
@@ -100,16 +108,22 @@ def _array(
         if version == (1, 0)
         else np.lib.format.read_array_header_2_0
     )
-    shape, by_columns, kind = read(file)
-    begin = file.tell()
-    count = math.prod(shape)
-    if kind.kind == "f" and begin + count * kind.itemsize > entry.begin + entry.size:
-        raise DamagedError(f"declares more values for {key!r:.100} than it holds")
-    pieces = [Piece(begin, count, kind)] if count else []
+    shape, by_columns, kind = read(content)
+    begin, count = content.tell(), math.prod(shape)
+    if kind.kind == "f" and begin + count * kind.itemsize != info.file_size:
+        raise DamagedError(f"declares other values for {key!r:.100} than it holds")
+    pieces = (Piece(begin, count, kind),) if count else ()
     strides = tuple(math.prod(shape[:axis]) for axis in range(len(shape)))
-    return stored(
-        path, repr(key)[:100], shape, pieces, strides if by_columns and count else None
-    ), kind
+    one = stored(path, repr(key)[:100], shape, pieces, strides if by_columns and count else None)
+    return replace(one, member=info.filename), kind
+
+
+def _placed(file: BufferedReader, info: zipfile.ZipInfo, one: Stored) -> Stored:
+    """An array that is not compressed, as a part of the whole file."""
+    entry = _entry(file, info)
+    _check_content(file, entry)
+    pieces = tuple(piece._replace(begin=entry.begin + piece.begin) for piece in one.pieces)
+    return replace(one, member="", pieces=pieces)
 
 
 def _check_content(file: BufferedReader, entry: Entry) -> None:

@@ -113,7 +113,10 @@ class _File:
 
     def number(self, name: str) -> int:
         """The first number of a dataset of the root."""
-        one = self.array(self.child(self.root, name), repr(name))
+        found = self.child(self.root, name)
+        if found is None:
+            raise KeyError(name)
+        one = self.array(found, repr(name))
         (piece,) = one.pieces
         content = exactly(self._stream, piece.begin, piece.kind.itemsize, repr(name))
         return int(np.frombuffer(content, piece.kind)[0])

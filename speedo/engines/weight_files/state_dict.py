@@ -154,13 +154,14 @@ def _new(file: BufferedReader, table: Table) -> tuple[Any, Places]:
 
 def _old(file: BufferedReader, table: Table) -> tuple[Any, Places]:
     unpickler = _Unpickler(table)
-    if (unpickler.run(file), unpickler.run(file)) != (_OLD_MAGIC, _OLD_VERSION):
+    begin = io.BytesIO(file.read(_MOST_PICKLE_BYTES))
+    if (unpickler.run(begin), unpickler.run(begin)) != (_OLD_MAGIC, _OLD_VERSION):
         raise DamagedError(f"{_NO_CODE}, or is none of PyTorch's", _REMEDY)
-    system, found, keys = unpickler.run(file), unpickler.run(file), unpickler.run(file)
+    system, found, keys = unpickler.run(begin), unpickler.run(begin), unpickler.run(begin)
     if not system.get("little_endian", True):
         raise DamagedError("was written by a machine with another order of bytes", _REMEDY)
     places = {}
-    size, at = size_of(file), file.tell()
+    size, at = size_of(file), begin.tell()
     for key in keys:
         (count,) = struct.unpack("<q", exactly(file, at, 8, "its values"))
         length = count * unpickler.kinds[key].itemsize

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from speedo.errors import EngineError
+from speedo.errors import EngineError, SpeedoError
 from speedo.system.files import open_to_read
 
 Values = npt.NDArray[np.float32]
@@ -48,13 +50,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array in a file; `what` is its name there. `strides`, in numbers, are those of a single piece."""
+    """An array in a file; `what` is its name there. `strides`, in numbers, are those of a single piece.
+
+    With a `member`, the pieces are in this file of an archive, which may be compressed.
+    """
 
     path: Path
     what: str
     shape: Shape
     pieces: tuple[Piece, ...]
     strides: Shape | None = None
+    member: str = ""
 
     @property
     def size(self) -> int:
@@ -63,8 +69,8 @@ class Stored:
 
     def read(self) -> Values:
         """The array in its shape. Raises `EngineError` for a file that has become shorter, or too little memory."""
-        with reading(self.path) as file:
-            parts = [_read(file, self.what, piece) for piece in self.pieces]
+        with reading(self.path) as file, _member(file, self.member) as content:
+            parts = [_read(content, self.what, piece) for piece in self.pieces]
             whole = (
                 parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.float32), *parts])
             )
@@ -152,7 +158,11 @@ def reading(path: Path, kind: str = "") -> Iterator[BufferedReader]:
         raise EngineError(
             f"{path} cannot be read ({error.strerror or error}): correct the path or its permissions"
         ) from error
-    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, ArithmeticError) as error:
+    except SpeedoError:
+        raise
+    except (
+        Exception
+    ) as error:  # of any class: the readers of NumPy, HDF5 and archives raise what comes
         if not kind:
             raise
         raise _not_one(path, kind, error) from None
@@ -170,7 +180,7 @@ def size_of(file: BufferedReader) -> int:
     return size
 
 
-def exactly(file: BufferedReader, begin: int, length: int, what: str) -> bytes:
+def exactly(file: IO[bytes], begin: int, length: int, what: str) -> bytes:
     """These bytes of the file; raises `DamagedError` if it ends before."""
     file.seek(begin)
     content = file.read(length)
@@ -179,7 +189,23 @@ def exactly(file: BufferedReader, begin: int, length: int, what: str) -> bytes:
     return content
 
 
-def _read(file: BufferedReader, what: str, piece: Piece) -> Values:
+@contextmanager
+def _member(file: BufferedReader, name: str) -> Iterator[IO[bytes]]:
+    """A file of an archive, or the file itself."""
+    if not name:
+        yield file
+        return
+    try:
+        with zipfile.ZipFile(file) as archive, archive.open(name) as content:
+            yield content
+            content.read(1)  # at its end the checksum is compared
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DamagedError(
+            f"is damaged: {name!r:.100} cannot be unpacked ({error!s:.100})"
+        ) from None
+
+
+def _read(file: IO[bytes], what: str, piece: Piece) -> Values:
     content = exactly(file, piece.begin, piece.length * piece.kind.itemsize, what)
     values = np.frombuffer(content, piece.kind)
     if piece.kind == BFLOAT16:

@@ -48,6 +48,8 @@ def fields(file: BufferedReader, begin: int, end: int, table: Table) -> Iterator
         file.seek(begin)
         tag = _varint(file)
         number, kind = tag >> 3, tag & 7
+        if not number:
+            raise ValueError("a field has the number 0")
         if kind == VARINT:
             value = _varint(file)
             at = file.tell()

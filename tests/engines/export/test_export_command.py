@@ -285,7 +285,7 @@ def nothing(desk: Path) -> None: ...
 COLUMNS = 'layer { name: "cols" type: "Im2col" bottom: "conv1" top: "cols" convolution_param { kernel_size: 2 } }'
 EXPORT = "export model.caffemodel --net net.prototxt --onnx made.out"
 BROKEN: dict[str, tuple[Any, str, str]] = {
-    "truncated": (cut, EXPORT, "model.caffemodel is not a .caffemodel, or a truncated one: give another file"),
+    "truncated": (cut, EXPORT, "model.caffemodel is not a .caffemodel, or a truncated one ("),
     "no-model": (not_one, EXPORT, "model.caffemodel is not a .caffemodel, or a truncated one"),
     "empty-model": (empty, EXPORT, "has no values for blob 0 of layer 'conv1': give those of this net"),
     "another-net": (of_another_net, EXPORT, "blob 0 of layer 'ip1' is 21 x 72 in this net, but 20 x 72"),
@@ -313,7 +313,7 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "bad-shape": (nothing, f"{EXPORT} --shape data=1xtwo", "'data=1xtwo' is no shape"),
     "shape-of-another": (nothing, f"{EXPORT} --shape dat=1x1x8x8", "'dat', but the net's inputs are 'data'"),
     "no-onnx-file": (nothing, "import model.caffemodel --net net.prototxt made.out",
-                     "is no state dict that PyTorch reads without running code"),
+                     "is no state dict that can be read without running code"),
     "not-exported": (nothing, "import nowhere.onnx --net net.prototxt made.out", "nowhere.onnx cannot be read"),
 }  # fmt: skip
 

@@ -115,13 +115,14 @@ def test_a_container_gets_the_options_as_they_were_given(options: list[str]) -> 
 
 @pytest.mark.parametrize("claim", ["", "mnist"])
 def test_kuberay_knows_every_field_of_the_file(claim: str) -> None:
-    (job,) = documents(kuberay(Training(nodes=3), ray_version="2.60.0", data_claim=claim))
+    policy, job = documents(kuberay(Training(nodes=3), ray_version="2.60.0", data_claim=claim))
+    check_kubernetes(policy)
     check_ray_job(job)
     assert job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 3
 
 
 def test_the_check_of_kuberay_finds_a_wrong_field_and_a_wrong_pod() -> None:
-    (job,) = documents(kuberay(Training(), ray_version="2.60.0"))
+    _, job = documents(kuberay(Training(), ray_version="2.60.0"))
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
     head["rayStartParams"]["num-cpus"] = 0
     job["spec"]["entrypoints"] = "x"
@@ -131,9 +132,38 @@ def test_the_check_of_kuberay_finds_a_wrong_field_and_a_wrong_pod() -> None:
         check_kubernetes(pod_as_job(head["template"]))
 
 
+def test_only_the_run_and_the_operator_reach_a_cluster_of_kuberay_and_only_with_the_token() -> None:
+    """The dashboard answers on every address: the operator asks it from another pod, in each way to submit."""
+    policy, job = documents(kuberay(Training(name="mine"), ray_version="2.60.0"))
+    cluster = job["spec"]["rayClusterSpec"]
+    pods = [one["template"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    own = {"matchLabels": {"app": "mine"}}
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    team, operator = policy["spec"]["ingress"]
+    assert team == {"from": [{"podSelector": own}]}
+    assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
+    (asking,) = operator["from"]
+    assert asking["podSelector"] == {
+        "matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}
+    }
+    for pod in pods:
+        assert pod["metadata"]["labels"]["app"] == "mine"
+        (container,) = pod["spec"]["containers"]
+        assert container["env"] == [
+            {"name": "RAY_AUTH_MODE", "value": "token"},
+            {
+                "name": "RAY_AUTH_TOKEN",
+                "valueFrom": {"secretKeyRef": {"name": "mine-token", "key": "auth_token"}},
+            },
+        ]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert cluster["authOptions"] == {"mode": "token", "secretName": "mine-token"}
+
+
 @given(st.lists(words, max_size=4))
 def test_the_entrypoint_is_one_command_for_a_shell(options: list[str]) -> None:
-    (job,) = documents(kuberay(Training(options=tuple(options)), ray_version="2.60.0"))
+    _, job = documents(kuberay(Training(options=tuple(options)), ray_version="2.60.0"))
     found = shlex.split(job["spec"]["entrypoint"])
     assert found[:4] == ["speedo", "train", "--ray", "auto"]
     assert found[len(found) - len(options) :] == options
