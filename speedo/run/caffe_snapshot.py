@@ -15,8 +15,8 @@ import numpy as np
 
 from speedo.engines.base import ModelEngine
 from speedo.engines.solverstate import state_of
-from speedo.engines.weight_files.hdf5 import State
 from speedo.engines.weight_files.solverstate import read_state
+from speedo.engines.weight_files.stored import State
 from speedo.errors import CheckpointError, ConfigError, EngineError
 from speedo.exchange.vector import Layout
 from speedo.run.settings import RunSettings

@@ -15,7 +15,7 @@ import pytest
 
 from speedo.actors.attempts import Attempt, in_attempts
 from speedo.actors.run_stores import RunStores
-from speedo.engines.weight_files.hdf5 import State
+from speedo.engines.weight_files.stored import State
 from speedo.errors import (
     ClusterError,
     ConfigError,

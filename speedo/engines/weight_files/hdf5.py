@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import numpy as np
 from speedo.engines.weight_files.stored import (
     DamagedError,
     Piece,
+    State,
     Stored,
     Table,
     exactly,
@@ -32,19 +32,8 @@ _MOST_BLOBS: Final = 1000  # of a layer; an LSTM has three
 _MOST_DEPTH: Final = 32  # of groups; a slash in a layer's name makes one
 _MOST_TEXT_BYTES: Final = 1 << 16
 _REPACK: Final = "copy it with `h5repack -f NONE -l CONTI OLD NEW`, and give the copy"
-_PIPELINE: Final = "which Caffe does not write"
 
 Blobs = tuple[Stored | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """A solver's state: Caffe's SolverState without the values of its history."""
-
-    iteration: int
-    learned_net: str
-    current_step: int
-    history: tuple[Stored, ...]
 
 
 def read_layers(path: Path) -> list[tuple[str, Blobs]]:
@@ -99,9 +88,13 @@ class _File:
 
         created, kind = dataset.id.get_create_plist(), dataset.dtype
         if created.get_nfilters():
-            raise DamagedError(f"has {what} compressed or filtered, {_PIPELINE}", _REPACK)
+            raise DamagedError(
+                f"has {what} compressed or filtered, which Caffe does not write", _REPACK
+            )
         if created.get_layout() != h5py.h5d.CONTIGUOUS:
-            raise DamagedError(f"has {what} in chunks or in a header, {_PIPELINE}", _REPACK)
+            raise DamagedError(
+                f"has {what} in chunks or in a header, which Caffe does not write", _REPACK
+            )
         if kind.kind not in "fiu" or h5py.h5t.py_create(kind) != dataset.id.get_type():
             raise DamagedError(f"has values of the type {kind} in {dataset.name:.100}")
         size = operator.index(dataset.size or 0)

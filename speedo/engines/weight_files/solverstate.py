@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from speedo.engines.weight_files import hdf5, wire
-from speedo.engines.weight_files.hdf5 import State
-from speedo.engines.weight_files.stored import Stored, Table, reading, size_of
+from speedo.engines.weight_files.stored import State, Stored, Table, reading, size_of
 
 
 def read_state(path: Path) -> State:

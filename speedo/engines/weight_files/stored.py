@@ -25,9 +25,7 @@ FLOAT32: Final[np.dtype[Any]] = np.dtype("<f4")
 FLOAT64: Final[np.dtype[Any]] = np.dtype("<f8")
 BFLOAT16: Final[np.dtype[Any]] = np.dtype([("bfloat16", "<u2")])  # the upper half of a float32
 MOST_AXES: Final = 32  # as Caffe (blob.hpp, kMaxBlobAxes) and HDF5
-MOST_ENTRIES: Final = (
-    400_000  # of a file's table of contents; a net of 1,000 layers has some 50,000
-)
+MOST_ENTRIES: Final = 400_000  # in a file's table of contents; 1,000 layers have some 50,000
 MOST_NAME_BYTES: Final = 1 << 16
 OTHER: Final = "give another file"
 
@@ -78,6 +76,16 @@ class Stored:
                 return whole.reshape(self.shape)
             steps = tuple(step * whole.itemsize for step in self.strides)
             return np.ascontiguousarray(np.lib.stride_tricks.as_strided(whole, self.shape, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A solver's state: Caffe's SolverState without the values of its history."""
+
+    iteration: int
+    learned_net: str
+    current_step: int
+    history: tuple[Stored, ...]
 
 
 def stored(
@@ -160,9 +168,7 @@ def reading(path: Path, kind: str = "") -> Iterator[BufferedReader]:
         ) from error
     except SpeedoError:
         raise
-    except (
-        Exception
-    ) as error:  # of any class: the readers of NumPy, HDF5 and archives raise what comes
+    except Exception as error:  # of any class: NumPy, h5py and zipfile raise what comes
         if not kind:
             raise
         raise _not_one(path, kind, error) from None
