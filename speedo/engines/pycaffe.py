@@ -34,7 +34,7 @@ from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
 from speedo.engines.step_memory import StepMemory
-from speedo.engines.weights_check import copy_model
+from speedo.engines.weights_check import caffe_blobs, copy_weights
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
@@ -98,7 +98,7 @@ class PycaffeEngine:
             self._build()
             for names in parameter.weights:
                 for name in names.split(","):
-                    copy_model(Path(name.strip()), self._net)
+                    copy_weights(Path(name.strip()), *caffe_blobs(self._net))
             self._batch_size = _batch_size(self._net)
 
     def _build(self) -> None:
@@ -303,7 +303,7 @@ class PycaffeEngine:
     def copy_from(self, path: Path) -> None:
         """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does."""
         with self._native():
-            copy_model(path, self._net)
+            copy_weights(path, *caffe_blobs(self._net))
 
     def save(self, path: Path) -> None:
         """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""

@@ -5,19 +5,30 @@ Caffe itself never opens a file of weights: it would read what a stranger's file
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from speedo.engines.base import ModelEngine
 from speedo.engines.weight_files.caffemodel import matched, read_model
+from speedo.engines.weight_files.stored import Stored, Values
 from speedo.errors import EngineError, SolverError
 
-Values = npt.NDArray[np.float32]
-UNTOUCHED: Final = np.float32(-2.7182819e-31)  # no weight has it: what keeps it was not loaded
+
+@dataclass(frozen=True, slots=True)
+class NetBlob:
+    """A blob of a built net; `place` is where its memory begins, which is one for shared blobs."""
+
+    shape: tuple[int, ...]
+    place: int
+    write: Callable[[Values], object]
+
+
+NetBlobs = Mapping[tuple[str, int], NetBlob]  # by layer and index, in the net's order
 
 
 def check_weights(path: Path, layers: Iterable[str]) -> None:
@@ -65,56 +76,62 @@ def _check_start(engine: ModelEngine, weights: Path | None) -> None:
         )
 
 
-def load_to_score(weights: Path, net: Any) -> None:
-    """Load weights into a net that is to be scored; `SolverError` if they lack a layer's, or hold NaN or infinity.
+def copy_weights(path: Path, blobs: NetBlobs, layers: Iterable[str]) -> None:
+    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into the blobs of the layers with their names.
+
+    `layers` are the names of all layers. Raises `EngineError`, and changes nothing, where a shape differs.
+    """
+    for key, values in _found(path, blobs, layers).items():
+        blobs[key].write(values.read())
+
+
+def load_to_score(weights: Path, blobs: NetBlobs, layers: Iterable[str]) -> None:
+    """The same for a net that is to be scored; `SolverError`, also if weights lack a blob, or hold NaN or infinity.
 
     Caffe itself would score the values of a filler, and its Accuracy layer answers 1.0 for a net full of NaN.
     """
-    for _, _, blob in _blobs(net):
-        blob.data[...] = UNTOUCHED
     try:
-        copy_model(weights, net)
+        found = _found(weights, blobs, layers)
+        filled = {blobs[key].place for key in found}
+        for (name, index), blob in blobs.items():
+            if blob.place not in filled and 0 not in blob.shape:
+                raise SolverError(
+                    f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
+                )
+        for (name, index), one in found.items():
+            values = one.read()
+            wrong = values.size - int(np.isfinite(values).sum())
+            if wrong:
+                raise SolverError(
+                    f"weights {weights} cannot be scored: {wrong:,} of {values.size:,} values of blob {index} of layer "
+                    f"{name!r} are NaN or infinite; give those of an earlier snapshot"
+                )
+            blobs[name, index].write(values)
     except EngineError as error:
         raise SolverError(f"weights {error}") from error
-    for name, index, blob in _blobs(net):
-        check_scored(weights, name, index, blob.data)
 
 
-def check_scored(weights: Path, name: str, index: int, values: Values) -> None:
-    """Raises `SolverError` if this blob, filled with `UNTOUCHED` before, has no values now, or NaN or infinity."""
-    if values.size and (values == UNTOUCHED).all():
-        raise SolverError(
-            f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
+def caffe_blobs(net: Any) -> tuple[NetBlobs, list[str]]:
+    """The blobs of Caffe's net, and the names of its layers."""
+    blobs = {
+        (str(name), index): NetBlob(
+            tuple(blob.data.shape), blob.data.ctypes.data, partial(_write, blob)
         )
-    wrong = values.size - int(np.isfinite(values).sum())
-    if wrong:
-        raise SolverError(
-            f"weights {weights} cannot be scored: {wrong:,} of {values.size:,} values of blob {index} of layer "
-            f"{name!r} are NaN or infinite; give those of an earlier snapshot"
-        )
+        for name, own in net.params.items()
+        for index, blob in enumerate(own)
+    }
+    return blobs, list(map(str, net._layer_names))
 
 
-def copy_model(path: Path, net: Any) -> None:
-    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into the layers of these names of Caffe's net.
-
-    Raises `EngineError`, and changes nothing, where a shape differs.
-    """
-    blobs, shapes, shared = {}, [], set()
-    seen = set[int]()
-    for name, index, blob in _blobs(net):
-        blobs[name, index] = blob
-        shapes.append((name, index, tuple(blob.data.shape)))
-        if blob.data.ctypes.data in seen:
-            shared.add((name, index))
-        seen.add(blob.data.ctypes.data)
-    found = matched(read_model(path), shapes, layers=map(str, net._layer_names), shared=shared)
-    for key, values in found.items():
-        blobs[key].data[...] = values.read()
+def _write(blob: Any, values: Values) -> None:
+    blob.data[...] = values
 
 
-def _blobs(net: Any) -> list[tuple[str, int, Any]]:
-    return [
-        (str(name), index, blob)
-        for name, blobs in net.params.items()
-        for index, blob in enumerate(blobs)
-    ]
+def _found(path: Path, blobs: NetBlobs, layers: Iterable[str]) -> dict[tuple[str, int], Stored]:
+    shared, seen = set(), set[int]()
+    for key, blob in blobs.items():
+        if blob.place in seen:
+            shared.add(key)
+        seen.add(blob.place)
+    shapes = [(*key, blob.shape) for key, blob in blobs.items()]
+    return matched(read_model(path), shapes, layers=layers, shared=shared)

@@ -149,3 +149,16 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.solverstate")
     with pytest.raises(ConfigError, match=r"pipe.solverstate, which is not a file; give"):
         read_snapshot(tmp_path / "pipe.solverstate")
+
+
+@pytest.mark.parametrize("hdf5", [False, True])
+def test_weights_that_the_solver_names_are_the_first_ones(
+    home: Path, spec: SolverSpec, hdf5: bool
+) -> None:
+    file = saved(home, 3.0, hdf5=hdf5)
+    solver = write_solver(home, (home / "plain.prototxt").read_text(), weights=f'"{file}"')
+    engine = worker(read_solver(solver))
+    center = engine.layout.zeros()
+    engine.read_weights(center)
+    bias = next(place for blob, place in engine.layout.slices() if blob.name == "ip/1")
+    assert center[bias].tolist() == [3.0, 3.0, 0.0, 0.0]

@@ -24,7 +24,7 @@ from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.onnx_session import opened
-from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
+from speedo.engines.weights_check import caffe_blobs, load_to_score
 from speedo.errors import EngineError, SolverError, SpeedoError
 
 DONE: Final = "speedo-done: "
@@ -158,7 +158,7 @@ def _on_caffe(run: Run, inputs: Arrays, weights: str | None) -> tuple[Any, Array
     file.write_text(run["net"], encoding="utf-8")
     net = caffe.Net(str(file), caffe.TEST)
     if weights is not None:
-        load_to_score(Path(weights), net)
+        load_to_score(Path(weights), *caffe_blobs(net))
     for name, values in inputs.items():
         net.blobs[name].data[...] = values
     net.forward()
@@ -230,7 +230,7 @@ def _computing(request: dict[str, Any]) -> Compute:
     load_torch()
     from speedo.engines.pytorch import export_trials
 
-    return export_trials.computing(request, float(UNTOUCHED), check_scored)
+    return export_trials.computing(request)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_p
 from speedo.engines.pytorch.memory import free_unused_memory, is_lack_of_memory
 from speedo.engines.pytorch.micro_batch import MicroBatches, lacks_memory, micro_batches
 from speedo.engines.pytorch.net import Net
-from speedo.engines.pytorch.scoring import copy_model
+from speedo.engines.pytorch.scoring import net_blobs
 from speedo.engines.pytorch.step_memory import step_memory
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.pytorch.updates import ParameterUpdate
@@ -38,6 +38,7 @@ from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.step_memory import StepMemory
 from speedo.engines.update_rules import SolverFields, float32
 from speedo.engines.weight_files.caffemodel import write_model
+from speedo.engines.weights_check import copy_weights
 from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
@@ -293,7 +294,7 @@ class PytorchEngine:
         Raises `EngineError`, and changes nothing, where a shape differs.
         """
         with self._open():
-            copy_model(path, self._net)
+            copy_weights(path, *net_blobs(self._net))
 
     def save(self, path: Path) -> None:
         """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""

@@ -17,15 +17,14 @@ from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.pytorch.layers.inputs import Input
 from speedo.engines.pytorch.layers.prior_box import PriorBox
 from speedo.engines.pytorch.net import Net
-from speedo.engines.pytorch.scoring import Check, load_checked
+from speedo.engines.pytorch.scoring import net_blobs
+from speedo.engines.weights_check import load_to_score
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def computing(
-    request: dict[str, Any], untouched: float, check: Check
-) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Any]]:
-    """What computes the runs of a request of `speedo.engines.export.trial`; the rest is as for `Scorer`.
+def computing(request: dict[str, Any]) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Any]]:
+    """What computes the runs of a request of `speedo.engines.export.trial`.
 
     Raises `EngineError`, `SolverError`.
     """
@@ -35,20 +34,18 @@ def computing(
         return lambda run, inputs: (None, _records(request))
     if kind == "engine":
         weights = request["weights"]
-        return lambda run, inputs: _on_the_engine(run["net"], inputs, weights, untouched, check)
+        return lambda run, inputs: _on_the_engine(run["net"], inputs, weights)
     _save_state_dict(request)
     module = _loaded(Path(request["file"]))
     return lambda run, inputs: (None, _on_a_module(module, inputs, request["names"]))
 
 
-def _on_the_engine(
-    text: str, inputs: Arrays, weights: str | None, untouched: float, check: Check
-) -> tuple[Any, Arrays]:
+def _on_the_engine(text: str, inputs: Arrays, weights: str | None) -> tuple[Any, Arrays]:
     parameter: Any = caffe_pb2.NetParameter()
     text_format.Parse(text, parameter)
     net = Net(parameter, "TEST")
     if weights is not None:
-        load_checked(Path(weights), net, untouched, check)
+        load_to_score(Path(weights), *net_blobs(net))
     for layer in net.layers:
         if isinstance(layer, Input):
             layer.values = [torch.from_numpy(inputs[top]) for top in layer.param.top]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,14 @@ from speedo.engines.evaluation import Part, Share
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
-from speedo.engines.weight_files.caffemodel import matched, read_model
-from speedo.errors import EngineError, SolverError
+from speedo.engines.weights_check import NetBlob, NetBlobs, load_to_score
 from speedo.exchange.vector import Vector
-
-Check = Callable[[Path, str, int, Vector], None]
 
 
 class Scorer:
-    """The test nets of the text of a SolverParameter, on this device, in float32.
+    """The test nets of the text of a SolverParameter, on this device, in float32."""
 
-    Every blob holds `untouched` before weights are loaded; then `check` is given the file, layer, index and values.
-    """
-
-    def __init__(
-        self, solver_text: str, *, folder: Path, device: str, untouched: float, check: Check
-    ) -> None:
-        self._untouched, self._check = untouched, check
+    def __init__(self, solver_text: str, *, folder: Path, device: str) -> None:
         torch.set_num_threads(1)
         parameter: Any = caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
@@ -56,42 +48,21 @@ class Scorer:
         return self._nets.score(
             None,
             share,
-            take_weights=lambda net: load_checked(weights, net, self._untouched, self._check),
+            take_weights=lambda net: load_to_score(weights, *net_blobs(net)),
             passed=passed,
         )
 
 
-def load_checked(weights: Path, net: Net, untouched: float, check: Check) -> None:
-    """Load weights into a net. Raises `SolverError` for weights that do not fit, or do not pass `check`."""
-    for _, blobs in net.blobs_of_layers():
-        for blob in blobs:
-            blob.fill_(untouched)
-    try:
-        copy_model(weights, net)
-    except EngineError as error:
-        raise SolverError(f"weights {error}") from error
-    for name, blobs in net.blobs_of_layers():
-        for index, blob in enumerate(blobs):
-            check(weights, name, index, blob.cpu().numpy())
+def net_blobs(net: Net) -> tuple[NetBlobs, list[str]]:
+    """The blobs of a net, and the names of its layers."""
+    layers = list(net.blobs_of_layers())
+    blobs = {
+        (name, index): NetBlob(tuple(blob.shape), blob.data_ptr(), partial(_write, blob))
+        for name, own in layers
+        for index, blob in enumerate(own)
+    }
+    return blobs, [name for name, _ in layers]
 
 
-def copy_model(path: Path, net: Net) -> None:
-    """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into those layers of the net that have their names.
-
-    Raises `EngineError`, and changes nothing, where a shape differs.
-    """
-    blobs: dict[tuple[str, int], Tensor] = {}
-    shared: set[tuple[str, int]] = set()
-    seen: set[int] = set()
-    names = []
-    for name, tensors in net.blobs_of_layers():
-        names.append(name)
-        for index, tensor in enumerate(tensors):
-            blobs[name, index] = tensor
-            if tensor.data_ptr() in seen:
-                shared.add((name, index))
-            seen.add(tensor.data_ptr())
-    shapes = [(*key, tuple(tensor.shape)) for key, tensor in blobs.items()]
-    found = matched(read_model(path), shapes, layers=names, shared=shared)
-    for key, values in found.items():
-        blobs[key].copy_(torch.from_numpy(values.read().copy()))
+def _write(blob: Tensor, values: Vector) -> None:
+    blob.copy_(torch.from_numpy(values.copy()))  # what a file holds is not writable

@@ -23,7 +23,7 @@ from speedo.engines.evaluation import Part, Share, TestNets
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.python_layers import import_python_layers
-from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
+from speedo.engines.weights_check import caffe_blobs, load_to_score
 from speedo.errors import SpeedoError
 
 BATCH: Final = "speedo-batch: "  # its records
@@ -54,7 +54,9 @@ class _CaffeScorer:
         )
 
     def score(self, weights: Path, share: Share, passed: Callable[[int], None]) -> Part:
-        return self._nets.score(partial(load_to_score, weights), share, passed)
+        return self._nets.score(
+            lambda net: load_to_score(weights, *caffe_blobs(net)), share, passed
+        )
 
 
 def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
@@ -69,8 +71,6 @@ def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
         request["nets"],
         folder=Path(request["folder"]),
         device=device,
-        untouched=float(UNTOUCHED),
-        check=check_scored,
     )
 
 

@@ -84,7 +84,7 @@ def on_torch(net: Any, batches: tuple[int, ...] = BATCHES) -> Tried:
         given = draw_inputs(sized, np.random.default_rng(batch))
         torch.manual_seed(3)
         text = text_format.MessageToString(sized)
-        answer, found = computing(request, 0.0, lambda *words: None)({"net": text}, given)
+        answer, found = computing(request)({"net": text}, given)
         inputs.append(given)
         outputs.append(found)
         answers.append(answer)

@@ -138,5 +138,5 @@ def test_a_scorer_uses_its_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         return torch.device("cpu")
 
     monkeypatch.setattr(scoring, "use_device", use)
-    scoring.Scorer("", folder=tmp_path, device="cuda:1", untouched=0.0, check=lambda *found: None)
+    scoring.Scorer("", folder=tmp_path, device="cuda:1")
     assert asked == ["cuda:1"]
