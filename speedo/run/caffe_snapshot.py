@@ -82,12 +82,13 @@ class CaffeSnapshot:
         state = self.state
         sizes = [one.size for one in state.history]
         own = [blob.size for blob in layout.blobs]
-        if sizes != own * (len(sizes) // len(own)):
+        vectors = len(sizes) // max(1, len(own))
+        if sizes != own * vectors:
             raise CheckpointError(
                 f"the solver history in {self.path} has {len(sizes)} blobs, which are not those of this net: resume "
                 "with the net of the snapshot"
             )
-        shapes = [blob.shape for blob in layout.blobs] * (len(sizes) // len(own))
+        shapes = [blob.shape for blob in layout.blobs] * vectors
         blobs = [
             one.read().reshape(shape) for one, shape in zip(state.history, shapes, strict=True)
         ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speedo.engines.caffe_import import load_caffe
 from speedo.engines.solver import read_solver
 from speedo.errors import EngineError
 from tests.support.nets import LENET, net_text, write_solver
@@ -55,3 +56,15 @@ def test_a_damaged_history_is_refused_and_the_process_lives(home: Path) -> None:
     for damaged in (header, header + b"\xff\xff\xff", state[: len(state) // 2]):
         with pytest.raises(EngineError, match="damaged"):
             engine.load_history(damaged)
+
+
+def test_caffe_gets_a_history_in_the_shapes_of_the_net_whatever_the_file_says(home: Path) -> None:
+    """Caffe would allocate what a stranger's shape says, take `double_data` in place of `data`, and abort."""
+    engine = worker(read_solver(write_solver(home, net_text())))
+    engine.step(2)
+    header, _, content = engine.history().partition(b"\n")
+    state = load_caffe().proto.caffe_pb2.SolverState.FromString(content)
+    state.history[0].shape.dim[:] = [2**20, 2**10]
+    state.history[1].double_data.extend([1.0, 2.0])
+    engine.load_history(header + b"\n" + state.SerializeToString())
+    assert engine.history() == header + b"\n" + content
