@@ -224,7 +224,7 @@ def say_state(seat: Seat) -> None:
 def hear_states(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
     """Learn what the members of all hosts have said; whether the center of this host is the leader's.
 
-    Unlike processors round the solver's update in other ways, so the weights of two hosts may grow apart.
+    Unlike processors round in other ways, and memory may fail, so the weights of two hosts may grow apart.
     """
     if not seat.team.spread:
         return True
