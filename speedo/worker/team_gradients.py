@@ -123,7 +123,9 @@ def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | No
         finite = finite and all(map(is_finite, parts))
         if not finite:
             return  # other hosts are to hear who it is, and not to find it in their sum
-        memory.ready[seat.place, bisect_left(starts, start) : bisect_left(starts, stop)] = number
+        if team.spread:
+            blobs = slice(bisect_left(starts, start), bisect_left(starts, stop))
+            memory.say_ready(seat.place, blobs, number)
         if leaving is not None:
             leaving.let_go()
 

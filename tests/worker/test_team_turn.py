@@ -27,8 +27,9 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.study.simulation.simulated_team import train_together
+from speedo.worker import team_memory
 from speedo.worker.membership import Membership
-from speedo.worker.team_memory import stretch_of
+from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.team_turn import TeamMember
 from speedo.worker.turn import Worker
 from tests.support.damaged_wire import DamagedWire, flipped
@@ -368,6 +369,23 @@ def test_a_member_that_trained_alone_is_given_the_others_state_or_they_its(
     np.testing.assert_allclose(
         members.published(Kind.WEIGHTS), expected, rtol=1e-6, atol=1e-7 if hosts == 3 else 0
     )
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_number_that_shows_a_gradient_to_another_process_comes_after_a_fence(
+    processes: Callable[[Members, int], InProcesses], hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors other than x86-64 may show it before the gradient otherwise."""
+    members, before = Members(4, 4, 4, 4), list[object]()
+    monkeypatch.setattr(team_memory, "memory_fence", lambda: lambda: before.append(None))
+    answers = processes(members, hosts).turn(members.commands(3, Kind.WEIGHTS, hosts=hosts))
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    assert len(before) == (3 * 4 if hosts > 1 else 0)
+    layout = members.workers[0].engine.layout
+    memory = TeamMemory.over(bytearray(TeamMemory.bytes_for(2, 2, layout)), 2, 2, layout)
+    fenced = replace(memory, fence=lambda: before.append(memory.ready.tolist()))
+    fenced.say_ready(1, slice(0, 1), 7)
+    assert (before[-1], memory.ready.tolist()) == ([[0], [0]], [[0], [7]])
 
 
 def test_members_with_one_state_hand_nothing_over(
