@@ -210,13 +210,14 @@ class HostLinks:
                 other, _ = listener.accept()
             except OSError:
                 return
-            self._awaited.append(other)
+            same = other.dup()  # TLS takes `other` away, and closes it
+            self._awaited.append(same)
             if len(self._awaited) > MOST_STRANGERS:
                 _shut(self._awaited.popleft())
-            threading.Thread(target=self._hear, args=(other,), daemon=True).start()
+            threading.Thread(target=self._hear, args=(other, same), daemon=True).start()
 
-    def _hear(self, other: socket.socket) -> None:
-        """Take this connection if it is that of the leader before; strangers are dropped."""
+    def _hear(self, other: socket.socket, same: socket.socket) -> None:
+        """Take this connection, of two sockets, if it is that of the leader before; strangers are dropped."""
         deadline = time.monotonic() + PROOF_S
         try:
             other.settimeout(PROOF_S)
@@ -232,6 +233,7 @@ class HostLinks:
             end = _end(other, key, theirs, ours)
         except (OSError, ValueError):
             _shut(other)
+            _shut(same)
             return
         self._came.put((0, end))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -532,6 +533,28 @@ def test_strangers_are_dropped_and_keep_no_member_out(does: Callable[..., None],
                 assert stranger.recv(100) == b""
         with pytest.raises(ConnectionRefusedError):  # nobody listens any more
             socket.create_connection((entry["address"], entry["port"]), timeout=10)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_of_very_many_strangers_the_first_are_dropped(
+    tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is heard by a thread, also during the handshake of TLS."""
+    monkeypatch.setattr(host_links, "PROOF_S", LIMIT_S)
+    with made(2, tls=tls) as hosts, ExitStack() as stack:
+        first = hosts._pool.submit(barrier, 0, hosts.exchanges[0])
+        own = hosts.entry(0)
+        # It accepts nobody before it knows where the one before it listens: here nobody does.
+        hosts.store.write(hosts.key(1), line_of({**own, "port": 1}), memoryview(b"\0"))
+        strangers = [
+            stack.enter_context(socket.create_connection((own["address"], own["port"]), LIMIT_S))
+            for _ in range(host_links.MOST_STRANGERS + 20)
+        ]
+        assert [one.recv(1) for one in strangers[:20]] == [b""] * 20
+        assert not select.select(strangers[20:], [], [], 0)[0]
+        hosts.gone = "worker 11 is gone"
+        with pytest.raises(TeamBrokenError, match=hosts.gone):
+            first.result(LIMIT_S)
 
 
 def test_a_handshake_that_was_recorded_opens_nothing() -> None:
