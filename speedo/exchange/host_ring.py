@@ -68,6 +68,11 @@ def bounds_of(size: int, itemsize: int, hosts: int) -> list[int]:
     return [size * piece // count for piece in range(count + 1)] if count else [0]
 
 
+def limit_s(patience_s: float, nbytes: int) -> float:
+    """Seconds after which a call that carries about so many bytes on a link is too slow."""
+    return patience_s + nbytes / SLOWEST_BYTES_PER_S
+
+
 class Call:
     """One call of leader `own` of `hosts`.
 
@@ -409,18 +414,18 @@ class HostRing:
             self._is_late(self._links.prior)
         if any(call.lacks):
             self._since = now
-        limit_s = patience_s + call.link_bytes() / SLOWEST_BYTES_PER_S
-        if now < self._since + limit_s:
+        limit = limit_s(patience_s, call.link_bytes())
+        if now < self._since + limit:
             return
         unread = int.from_bytes(fcntl.ioctl(self._after, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
         is_slow = bool(self._sending) or unread > len(self._header)
-        if now < self._since + (1.0 if is_slow else GRACE) * limit_s:
+        if now < self._since + (1.0 if is_slow else GRACE) * limit:
             return
         if is_slow:
             own, after = self._leaders[call.own], self._leaders[call.next]
             raise TeamBrokenError(
                 f"the way from worker {own} to worker {after} is too slow: {call.link_bytes() / 1e6:.1f} MB did not "
-                f"pass within {limit_s:.1f} s"
+                f"pass within {limit:.1f} s"
             )
         self._is_late(self._awaited[0] if call.to_hear else self._links.prior)
 

@@ -51,7 +51,7 @@ class MemberMemory:
     ) -> None:
         """`names` are what errors call the members, by rank; `gone` as of `Collective`."""
         self._names, self._gone = names, gone
-        self._rank, self._size, self._patience_s = rank, size, patience_s
+        self._rank, self._size, self.patience_s = rank, size, patience_s
         self._bytes = BUFFERS_AT + nbytes
         self._others = [other for other in range(size) if other != rank]
         self._processes: dict[int, int] = {}  # pidfd by rank
@@ -119,7 +119,7 @@ class MemberMemory:
             now = time.monotonic()
             if now > deadline:
                 raise TeamBrokenError(
-                    f"worker {self._names[other]} does not come within {self._patience_s:g} s"
+                    f"worker {self._names[other]} does not come within {self.patience_s:g} s"
                 )
             if now > looked + ASK_EVERY_S:
                 looked = now
@@ -171,7 +171,7 @@ class MemberMemory:
                 return
             now = time.monotonic()
             if counters[LEFT] or now - looked > LOOK_EVERY_S:
-                self._require_all(counter, value, late=now - began > self._patience_s)
+                self._require_all(counter, value, late=now - began > self.patience_s)
                 looked = now
             pause = min(1.5 * pause, MOST_PAUSE_S)
 
@@ -192,7 +192,7 @@ class MemberMemory:
         if awaited and late:
             last = min(awaited, key=lambda other: counters[other][CALLS : COMBINED + 1].tolist())
             raise TeamBrokenError(
-                f"worker {self._names[last]} does not come within {self._patience_s:g} s"
+                f"worker {self._names[last]} does not come within {self.patience_s:g} s"
             )
 
 
