@@ -103,7 +103,7 @@ class WorkerActor:
         faulthandler.enable()  # a segmentation fault leaves its name in the log
         share.bind()  # before the engine's threads begin: they inherit it
         prepare_process(settings.engine, share.threads)
-        self._choice = settings.engine.of_worker(share.number)
+        self._choice = settings.engine.of_worker(share.number, share.workers)
         self._settings, self._data_root, self._master = settings, data_root, master
         self._share = share
         self._scratch = scratch

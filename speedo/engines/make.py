@@ -27,30 +27,33 @@ CAFFE_REMEDY: Final = install_pycaffe()
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What computes, on which device and how precisely, as the options say. The last two are for PyTorch alone.
+    """What computes, on which device and how precisely, as the options say. Only PyTorch reads more than `engine`.
 
     `device` is `auto`, `cpu`, `cuda` or `cuda:N`; the methods make it one device of this machine, or `meta`, PyTorch's
     for shapes without values. `micro_batch` are the records that go through the net at a time, `auto`, or nothing for a
-    whole batch.
+    whole batch. So many workers of the host are `sharing` the device.
     """
 
     engine: EngineName = "caffe"
     device: str = "auto"
     precision: Precision = "float32"
     micro_batch: str = ""
+    sharing: int = 1
 
     @property
     def name(self) -> str:
         """What people call it."""
         return "Caffe" if self.engine == "caffe" else "PyTorch"
 
-    def of_worker(self, number: int) -> EngineChoice:
-        """That of this worker of the host, from 0 on. Raises `EngineError` for a device that is not here."""
+    def of_worker(self, number: int, workers: int = 1) -> EngineChoice:
+        """That of this worker, from 0 on, of so many of the host. Raises `EngineError` for a device that is missing."""
         if self.engine == "caffe":
             return self
         from speedo.engines.pytorch.devices import device_for
 
-        return replace(self, device=device_for(self.device, number))
+        devices = [device_for(self.device, one) for one in {*range(workers), number}]
+        own = device_for(self.device, number)
+        return replace(self, device=own, sharing=devices.count(own))
 
     def of_tester(self, number: int) -> EngineChoice:
         """That of this tester, from 0 on: the CPU where the device is not here, and always float32.
@@ -179,6 +182,7 @@ def make_engine(
         device=choice.of_worker(0).device,
         precision=choice.precision,
         micro_batch=choice.micro_batch,
+        sharing=choice.sharing,
     )
 
 

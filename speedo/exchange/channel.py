@@ -16,6 +16,7 @@ import math
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -145,8 +146,10 @@ class WorkerChannel:
     def __init__(self, folder: str, worker: int, incarnation: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         try:
+            limit_sending(self._socket, CONNECT_S)
             self._socket.connect(f"{folder}/{SOCKET}")
             self._socket.sendall(json.dumps([worker, incarnation]).encode() + b"\n")
+            limit_sending(self._socket, 0)
         except OSError:
             self._socket.close()
             raise
@@ -385,9 +388,7 @@ class Channels:
             with channel.makefile("rb") as lines:
                 worker, incarnation = map(int, json.loads(lines.readline(MOST_GREETING)))
             channel.settimeout(None)
-            channel.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_S)
-            )  # reading is never waited for, sending not forever
+            limit_sending(channel, SEND_S)  # reading is never waited for
             self._events.listen(channel, _answer, partial(self._ended, worker, incarnation))
         except (OSError, ValueError, TypeError):  # its worker counts as lost after `CONNECT_S`
             channel.close()
@@ -404,5 +405,8 @@ def _answer(line: bytes) -> Answer:
     return message
 
 
-def _timeval(seconds: float) -> bytes:
-    return int(seconds).to_bytes(8, "little") + int(seconds % 1 * 1e6).to_bytes(8, "little")
+def limit_sending(channel: socket.socket, seconds: float) -> None:
+    """Raise `OSError` from a call that connects or sends, and takes longer; 0 is no limit. See SO_SNDTIMEO."""
+    parts = int(seconds), int(seconds % 1 * 1e6)
+    timeval = b"".join(part.to_bytes(8, sys.byteorder) for part in parts)
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

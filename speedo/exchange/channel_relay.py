@@ -12,7 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.exchange.channel import CONNECT_S, MOST_GREETING, SOCKET, pack, unpack
+from speedo.exchange.channel import (
+    CONNECT_S,
+    MOST_GREETING,
+    MOST_LINE_BYTES,
+    SEND_S,
+    SOCKET,
+    limit_sending,
+    pack,
+    unpack,
+)
 from speedo.messages import SaveState, Train
 
 LATER_S: Final = 60.0  # for a worker to connect before what is sent to it is lost
@@ -57,9 +66,10 @@ class ChannelRelay:
                 channel.settimeout(CONNECT_S)
                 lines.readline(MOST_GREETING)
                 channel.settimeout(None)
+                limit_sending(channel, SEND_S)
                 with self._sending:
                     self._channel = channel
                     self._hang_up()
                 self._there.set()
-                for line in lines:
+                while line := lines.readline(MOST_LINE_BYTES):
                     self._heard(unpack(line))

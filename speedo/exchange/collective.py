@@ -98,6 +98,10 @@ class Collective:
         """Whether it is of no more use."""
         return bool(self._broken)
 
+    def wait_for(self, patience_s: float) -> None:
+        """Let members take so long from now on."""
+        self._memory.patience_s = patience_s
+
     # ------------------------------------------------------------ the calls
 
     def barrier(self) -> None:

@@ -1,8 +1,9 @@
 """How the leaders of hosts connect to a ring: each to the one after it, with proofs that both are who they say.
 
-Each leader listens, and writes where into the run's store, with a random key. The store is authenticated, so whoever
-knows the keys of both ends is a member. Both prove that by HMAC over nonces of both, before anything else is read; with
-TLS inside it, whose certificate stands beside the key. Nobody listens any more once the leader before has connected.
+Each leader listens, and writes where into the run's store, with a random key. The store is authenticated, so a process
+that knows the keys of both ends is a member. Both prove that by HMAC over nonces of both, before anything else is read;
+with TLS inside it, whose certificate stands beside the key. Nobody listens any more once the leader before has
+connected. From keys and nonces follows the key of the checksums of all that goes over this connection later.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import xxhash
+
 from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreError, TeamBrokenError
 from speedo.storage import keys
 from speedo.storage.base import Store
@@ -38,8 +41,9 @@ LOOK_S: Final = 0.005  # into the store, and who has connected
 ASK_S: Final = 0.5  # whether a member is gone
 NONCE: Final = 32  # bytes; a proof has as many
 KEPT: Final = 2.0  # times the patience; nobody waits longer for what stands in the store
-CONNECTS: Final = b"speedo ring 1, connects"
-ACCEPTS: Final = b"speedo ring 1, accepts"
+CONNECTS: Final = b"speedo ring 2, connects"
+ACCEPTS: Final = b"speedo ring 2, accepts"
+CHECKS: Final = b"speedo ring 2, checks"
 BROKEN: Final = b"broken "  # this leader takes part no more: its members are gone, or it has left
 DIFFERS: Final = b"differs "  # the same, because its members call different things
 MOST_WORDS: Final = 2000
@@ -77,6 +81,26 @@ class _Place:
         )
 
 
+@dataclass(slots=True)
+class End:
+    """One end of a connection; `key` is that of its checksums, for both ends. Bytes go over it one way only."""
+
+    socket: socket.socket
+    key: int
+    _messages: int = 0
+
+    def checksum(self, *parts: memoryview | bytes) -> int:
+        """64-bit xxh3 of the next message, seeded with the key and its number.
+
+        So the other end finds one that is damaged, lost, repeated, or from a process that does not know the key.
+        """
+        found = xxhash.xxh3_64(seed=(self.key + self._messages) % (1 << 64))
+        self._messages += 1
+        for part in parts:
+            found.update(part)
+        return found.intdigest()
+
+
 class HostLinks:
     """The ends of leader `own`: what comes from the leader before it, what goes to the one after it.
 
@@ -95,8 +119,8 @@ class HostLinks:
         self._patience_s, self._gone = patience_s, gone
         self.prior, self.next = (own - 1) % len(leaders), (own + 1) % len(leaders)
         self._found: dict[int, _Place] = {}
-        self._sockets: dict[int, socket.socket] = {}  # by end: whence, whither
-        self._came: SimpleQueue[tuple[int, socket.socket | str]] = SimpleQueue()
+        self._ends: dict[int, End] = {}  # whence, whither
+        self._came: SimpleQueue[tuple[int, End | str]] = SimpleQueue()
         self._awaited: deque[socket.socket] = deque()
         self._obstacle = "it does not answer"
         self._is_closed = False
@@ -104,13 +128,13 @@ class HostLinks:
         self._listener: socket.socket | None = None
         self._place = _Place(at.address, 0, secrets.token_bytes(NONCE), "")
 
-    def connect(self) -> tuple[socket.socket, socket.socket]:
-        """The socket from the leader before, and that to the one after. Raises `TeamBrokenError`, `ConfigError`."""
+    def connect(self) -> tuple[End, End]:
+        """The end from the leader before, and that to the one after. Raises `TeamBrokenError`, `ConfigError`."""
         listener = self._listen()
         began = asked = time.monotonic()
-        while len(self._sockets) < 2:
+        while len(self._ends) < 2:
             self._look()
-            if self.prior in self._found and 0 not in self._sockets:
+            if self.prior in self._found and 0 not in self._ends:
                 self._accept(listener)
             self._take()
             now = time.monotonic()
@@ -122,7 +146,7 @@ class HostLinks:
                 raise TeamBrokenError(self._who_is_missing())
             time.sleep(LOOK_S)
         listener.close()
-        return self._sockets[0], self._sockets[1]
+        return self._ends[0], self._ends[1]
 
     def why(self, host: int) -> None:
         """Raise what the leader of this host has said in the store, if it has left."""
@@ -137,7 +161,7 @@ class HostLinks:
         if self._listener is not None:
             self._listener.close()
         self._at.store.close()
-        for one in (*self._awaited, *self._sockets.values()):
+        for one in (*self._awaited, *(end.socket for end in self._ends.values())):
             _shut(one)
         self._take()
 
@@ -166,7 +190,7 @@ class HostLinks:
     def _look(self) -> None:
         """Whether the neighbours listen by now, or have left."""
         for host in {self.prior, self.next}:
-            if (0 if host == self.prior else 1) in self._sockets and host != self.next:
+            if (0 if host == self.prior else 1) in self._ends and host != self.next:
                 continue
             with _store_fails(), suppress(MissingKeyError):
                 head = self._at.store.read_head(self._key(host))[0]
@@ -186,13 +210,14 @@ class HostLinks:
                 other, _ = listener.accept()
             except OSError:
                 return
-            self._awaited.append(other)
+            same = other.dup()  # TLS takes `other` away, and closes it
+            self._awaited.append(same)
             if len(self._awaited) > MOST_STRANGERS:
                 _shut(self._awaited.popleft())
-            threading.Thread(target=self._hear, args=(other,), daemon=True).start()
+            threading.Thread(target=self._hear, args=(other, same), daemon=True).start()
 
-    def _hear(self, other: socket.socket) -> None:
-        """Take this connection if it is that of the leader before; strangers are dropped."""
+    def _hear(self, other: socket.socket, same: socket.socket) -> None:
+        """Take this connection, of two sockets, if it is that of the leader before; strangers are dropped."""
         deadline = time.monotonic() + PROOF_S
         try:
             other.settimeout(PROOF_S)
@@ -205,10 +230,12 @@ class HostLinks:
             if not hmac.compare_digest(_read(other, deadline), _proof(key, CONNECTS, theirs, ours)):
                 raise ConnectionError
             other.sendall(_proof(key, ACCEPTS, theirs, ours))
+            end = _end(other, key, theirs, ours)
         except (OSError, ValueError):
             _shut(other)
+            _shut(same)
             return
-        self._came.put((0, other))
+        self._came.put((0, end))
 
     def _reach(self, there: _Place) -> None:
         """Connect to the leader after this one."""
@@ -224,7 +251,7 @@ class HostLinks:
             time.sleep(AGAIN_S)
         self._came.put((1, self._obstacle))
 
-    def _proven(self, there: _Place) -> socket.socket:
+    def _proven(self, there: _Place) -> End:
         other = socket.create_connection((there.address, there.port), PROOF_S)
         deadline = time.monotonic() + PROOF_S
         try:
@@ -238,10 +265,10 @@ class HostLinks:
             other.sendall(_proof(key, CONNECTS, ours, theirs))
             if not hmac.compare_digest(_read(other, deadline), _proof(key, ACCEPTS, ours, theirs)):
                 raise ConnectionError("something else listens there")
+            return _end(other, key, ours, theirs)
         except BaseException:
             other.close()
             raise
-        return other
 
     def _take(self) -> None:
         """What the threads have come to."""
@@ -251,12 +278,12 @@ class HostLinks:
                 if isinstance(found, str):
                     if not self._is_closed:
                         raise TeamBrokenError(self._cannot_reach(found))
-                elif self._is_closed or end in self._sockets:
-                    _shut(found)
+                elif self._is_closed or end in self._ends:
+                    _shut(found.socket)
                 else:
-                    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    found.setblocking(False)
-                    self._sockets[end] = found
+                    found.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    found.socket.setblocking(False)
+                    self._ends[end] = found
 
     # ------------------------------------------------------------ words
 
@@ -265,7 +292,7 @@ class HostLinks:
         for host, place in ((self.prior, prior), (self.next, after)):
             if place is None:
                 return f"worker {self._leaders[host]} does not come within {self._patience_s:g} s"
-        if 1 not in self._sockets:
+        if 1 not in self._ends:
             return self._cannot_reach(self._obstacle)
         return (
             f"worker {self._leaders[self.prior]} at {prior.address if prior else ''} does not reach worker "
@@ -341,6 +368,10 @@ def _read(one: socket.socket, deadline: float) -> bytes:
 
 def _proof(key: bytes, what: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(key, what + first + second, "sha256")
+
+
+def _end(one: socket.socket, key: bytes, first: bytes, second: bytes) -> End:
+    return End(one, int.from_bytes(_proof(key, CHECKS, first, second)[:8], "little"))
 
 
 def _shut(one: socket.socket) -> None:

@@ -7,6 +7,9 @@ has the sum, and it goes around once more. So the order of a sum depends on noth
 hosts have the same bits, and each link carries 2 (n - 1) / n of the vector. Pieces do not wait for each other: each
 goes on once it has come and is ready here, in that order. So a link has something to carry to the end; with those
 before that are already on their way the last ones would have the ring for themselves.
+
+Each message has a checksum of its header and body (`speedo.exchange.host_links.End`). What came is used, or added to,
+only if that is right; otherwise the call ends on all hosts.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import numpy as np
 
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.exchange.collective import SAME_CALLS, Array
-from speedo.exchange.host_links import HostLinks
+from speedo.exchange.host_links import End, HostLinks
 from speedo.system.failpoints import reached
 
 PIECE: Final = 1 << 19  # bytes at most; with half as much the processor has more to do
@@ -45,8 +48,9 @@ LOOK_EVERY_S: Final = 0.5  # for members that are gone; who waits says so to the
 GRACE: Final = 1.5  # times the limit; until then those who know better say who is slow
 SLOWEST_BYTES_PER_S: Final = 4e6  # a third of 100 Mbit/s
 MOST_WORDS: Final = 4000  # bytes
-HEADER: Final = struct.Struct("<BBHIQ")  # what it is, asks, host, piece or length of words, bytes
-SAYS, PART, WHOLE, WAITS = range(1, 5)
+HEADER: Final = struct.Struct("<BBHIQ")  # what it is, asks, host, piece, bytes that follow
+CHECK: Final = struct.Struct("<Q")  # behind the header: the checksum
+SAYS, ROWS, PART, WHOLE, WAITS = range(1, 6)
 _NOT_NOW: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _NOTHING: Final = memoryview(b"")
 
@@ -62,6 +66,11 @@ def bounds_of(size: int, itemsize: int, hosts: int) -> list[int]:
     pieces = max(1, -(-nbytes // PIECE), min(EACH * hosts, nbytes // LEAST_PIECE))
     count = -(-pieces // hosts) * hosts if size else 0
     return [size * piece // count for piece in range(count + 1)] if count else [0]
+
+
+def limit_s(patience_s: float, nbytes: int) -> float:
+    """Seconds after which a call that carries about so many bytes on a link is too slow."""
+    return patience_s + nbytes / SLOWEST_BYTES_PER_S
 
 
 class Call:
@@ -83,7 +92,7 @@ class Call:
         root: int = 0,
         rows: Sequence[Array] = (),
     ) -> None:
-        self.words = words.encode()[:MOST_WORDS]
+        self.words = memoryview(words.encode()[:MOST_WORDS])
         self.asks = self.regroups = asks
         self.own, self.hosts, self.next = own, hosts, (own + 1) % hosts
         self.rows = [bytes_of(one) for one in rows] or [_NOTHING] * hosts
@@ -102,10 +111,12 @@ class Call:
         self.problem: BaseException | None = None
         self.changed: threading.Condition | None = None  # notified when a piece is done
         sums = [piece for piece in self.pieces if combine is not None]
-        self.to_hear = hosts - 1  # who says what they call
+        # What a leader says: its words, then its rows.
+        self.says = (SAYS, ROWS) if any(map(len, self.rows)) else (SAYS,)
+        self.to_hear = (hosts - 1) * len(self.says)
         self.to_read = sum(own != self.begins(piece) for piece in sums)
         self.to_read += sum(own != self.owner(piece) for piece in self.pieces)
-        self.to_send = hosts - 1 + sum(own != self.owner(piece) for piece in sums)
+        self.to_send = self.to_hear + sum(own != self.owner(piece) for piece in sums)
         self.to_send += sum(self.next != self.owner(piece) for piece in self.pieces)
 
     def owner(self, piece: int) -> int:
@@ -135,7 +146,7 @@ NO_CALL: Final = Call("", asks=False, own=0, hosts=1)
 
 
 class HostRing:
-    """The ends of one leader: the socket `prior`, from which it reads, and `after`, to which it writes.
+    """The ends of one leader: `prior`, from which it reads, and `after`, to which it writes.
 
     For one thread at a time. Raises `TeamBrokenError` if another leader does not do its part, `ConfigError` if it calls
     something else; then the ring is of no more use.
@@ -144,17 +155,18 @@ class HostRing:
     def __init__(
         self,
         links: HostLinks,
-        prior: socket.socket,
-        after: socket.socket,
+        prior: End,
+        after: End,
         leaders: Sequence[int],
         patience_s: float,
     ) -> None:
         self._links, self._leaders, self.patience_s = links, leaders, patience_s
-        self._prior, self._after = prior, after
-        self._is_plain = not isinstance(after, ssl.SSLSocket)
+        self._from, self._to = prior, after
+        self._prior, self._after = prior.socket, after.socket
+        self._is_plain = not isinstance(self._after, ssl.SSLSocket)
         self._after_is_over = False
         self._lot = 1  # bytes for which a reader is woken
-        self._header = bytearray(HEADER.size)
+        self._header = bytearray(HEADER.size + CHECK.size)
         self._call = NO_CALL
         self._queue: deque[list[memoryview]] = deque()  # what is to be sent
         self._sending: list[memoryview] = []
@@ -170,7 +182,8 @@ class HostRing:
         self._heard = self._since = self._looked = time.monotonic()
         if self._after_is_over:
             self._lost(self._links.next)
-        self._pass_on(SAYS, call.own, len(call.words), memoryview(call.words), call.rows[call.own])
+        for what, body in zip(call.says, (call.words, call.rows[call.own]), strict=False):
+            self._pass_on(what, call.own, 0, body)
         reading = self._read_call()
         into = next(reading, None)
         while call.to_hear or call.to_read or call.to_send:
@@ -194,50 +207,63 @@ class HostRing:
         room = PIECE // call.flat.itemsize + 1
         while call.to_hear or call.to_read:
             yield header
-            what, asks, host, number, length = HEADER.unpack(header)
-            if what == SAYS and call.to_hear and host == self._awaited and number <= MOST_WORDS:
-                words = memoryview(bytearray(number))
-                if number:
-                    yield words
+            what, asks, host, number, length = HEADER.unpack_from(header)
+            if what == SAYS and (host, what) == self._awaited and length <= MOST_WORDS:
+                words = memoryview(bytearray(length))
+                yield from self._body(words)
                 self._require_same(host, bytes(words))
-                rows = call.rows[host]
-                if length != len(rows):
-                    self._is_damaged()
-                if length:
-                    yield rows
-                call.to_hear -= 1
                 call.regroups |= bool(asks)
-                if host != call.next:
-                    self._pass_on(SAYS, host, number, words, rows, asks=asks)
-            elif (
-                what in (PART, WHOLE)
-                and number < len(call.given)
-                and self._fits(what, number, length)
-            ):
-                if what == WHOLE:
-                    yield bytes_of(call.part(number))
-                    self._is_done(number)
-                else:
-                    part = self._spare.pop() if self._spare else np.empty(room, call.flat.dtype)
-                    yield bytes_of(part)[:length]
-                    self._held[number] = part
-                    if not call.lacks[number]:
-                        self._give(number)
+                self._is_heard(what, host, words, asks)
+            elif what == ROWS and (host, what) == self._awaited and length == len(call.rows[host]):
+                yield from self._body(call.rows[host])
+                self._is_heard(what, host, call.rows[host], asks)
+            elif what == WHOLE and self._fits(what, number, length):
+                yield from self._body(bytes_of(call.part(number)))
+                self._is_done(number)
                 call.to_read -= 1
-            elif what != WAITS:
+            elif what == PART and self._fits(what, number, length):
+                part = self._spare.pop() if self._spare else np.empty(room, call.flat.dtype)
+                yield from self._body(bytes_of(part)[:length])
+                self._held[number] = part
+                if not call.lacks[number]:
+                    self._give(number)
+                call.to_read -= 1
+            elif what == WAITS and not length:
+                yield from self._body(_NOTHING)
+            else:
                 self._is_damaged()
 
+    def _body(self, room: memoryview) -> Iterator[memoryview]:
+        """Yields `room` to be filled with what follows this header. Raises if any of it is not as it was sent."""
+        if room:
+            yield room
+        header = memoryview(self._header)
+        (checksum,) = CHECK.unpack_from(header, HEADER.size)
+        if self._from.checksum(header[: HEADER.size], room) != checksum:
+            self._is_damaged()
+
     @property
-    def _awaited(self) -> int:
-        """The next one of whom it is to be heard; the leader before is the first."""
+    def _awaited(self) -> tuple[int, int]:
+        """The next one of whom it is to be heard, the leader before first, and what; nobody once all are."""
         call = self._call
-        return (call.own - (call.hosts - call.to_hear)) % call.hosts
+        if not call.to_hear:
+            return -1, 0
+        parts = len(call.says)
+        heard = (call.hosts - 1) * parts - call.to_hear
+        return (call.own - 1 - heard // parts) % call.hosts, call.says[heard % parts]
+
+    def _is_heard(self, what: int, host: int, body: memoryview, asks: int) -> None:
+        self._call.to_hear -= 1
+        if host != self._call.next:
+            self._pass_on(what, host, 0, body, asks=asks)
 
     def _fits(self, what: int, piece: int, nbytes: int) -> bool:
         """Whether this message can be the next of the piece."""
         call = self._call
-        is_early = call.to_hear == call.hosts - 1
-        if is_early or not nbytes or nbytes != call.part(piece).nbytes or call.done[piece]:
+        is_early = call.to_hear == (call.hosts - 1) * len(call.says)
+        if is_early or not nbytes or piece >= len(call.done) or call.done[piece]:
+            return False
+        if nbytes != call.part(piece).nbytes:
             return False
         if what == WHOLE:
             return bool(call.given[piece] or call.combine is None) and call.own != call.owner(piece)
@@ -248,15 +274,17 @@ class HostRing:
         call = self._call
         if words != call.words:
             self._links.why(host)  # it may be of a call that is broken
-            ours, theirs = (one.decode(errors="replace") for one in (call.words, words))
+            ours, theirs = (str(one, errors="replace") for one in (call.words, words))
             raise ConfigError(
                 f"worker {self._leaders[host]} calls {theirs}, worker {self._leaders[call.own]} calls {ours}: "
                 f"{SAME_CALLS}"
             )
 
     def _is_damaged(self) -> NoReturn:
+        sender, own = self._leaders[self._links.prior], self._leaders[self._call.own]
         raise TeamBrokenError(
-            f"what comes from worker {self._leaders[self._links.prior]} is damaged"
+            f"what worker {sender} sent to worker {own} came damaged, and is not used; if this comes again, check "
+            "the network and the memory of both hosts"
         )
 
     # ------------------------------------------------------------ what goes on
@@ -301,17 +329,18 @@ class HostRing:
                 call.changed.notify_all()
 
     def _pass_on(
-        self,
-        what: int,
-        host: int,
-        number: int,
-        *bodies: memoryview,
-        asks: int | None = None,
+        self, what: int, host: int, number: int, body: memoryview, asks: int | None = None
     ) -> None:
+        self._queue.append(self._message(what, host, number, body, asks))
+
+    def _message(
+        self, what: int, host: int, number: int, body: memoryview, asks: int | None = None
+    ) -> list[memoryview]:
+        """The next one that leaves; its checksum is made while the processor still has the body at hand."""
         asks = self._call.asks if asks is None else asks
-        length = len(bodies[-1])
-        header = memoryview(HEADER.pack(what, asks, host, number, length))
-        self._queue.append([one for one in (header, *bodies) if len(one)])
+        header = HEADER.pack(what, asks, host, number, len(body))
+        header += CHECK.pack(self._to.checksum(header, body))
+        return [one for one in (memoryview(header), body) if len(one)]
 
     # ------------------------------------------------------------ both ends
 
@@ -375,9 +404,8 @@ class HostRing:
         if why := gone():
             raise TeamBrokenError(why)
         self._require_pace(now, reads=into is not None)
-        if not (self._sending or self._after_is_over):
-            self._sending = [memoryview(HEADER.pack(WAITS, 0, 0, 0, 0))]
-            self._counts = False
+        if not (self._sending or self._queue or self._after_is_over):
+            self._sending, self._counts = self._message(WAITS, 0, 0, _NOTHING), False
 
     def _require_pace(self, now: float, *, reads: bool) -> None:
         """Raise if somebody lets this call wait for too long: one that says nothing, else one that is slow."""
@@ -386,20 +414,20 @@ class HostRing:
             self._is_late(self._links.prior)
         if any(call.lacks):
             self._since = now
-        limit_s = patience_s + call.link_bytes() / SLOWEST_BYTES_PER_S
-        if now < self._since + limit_s:
+        limit = limit_s(patience_s, call.link_bytes())
+        if now < self._since + limit:
             return
         unread = int.from_bytes(fcntl.ioctl(self._after, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-        is_slow = bool(self._sending) or unread > HEADER.size
-        if now < self._since + (1.0 if is_slow else GRACE) * limit_s:
+        is_slow = bool(self._sending) or unread > len(self._header)
+        if now < self._since + (1.0 if is_slow else GRACE) * limit:
             return
         if is_slow:
             own, after = self._leaders[call.own], self._leaders[call.next]
             raise TeamBrokenError(
                 f"the way from worker {own} to worker {after} is too slow: {call.link_bytes() / 1e6:.1f} MB did not "
-                f"pass within {limit_s:.1f} s"
+                f"pass within {limit:.1f} s"
             )
-        self._is_late(self._awaited if call.to_hear else self._links.prior)
+        self._is_late(self._awaited[0] if call.to_hear else self._links.prior)
 
     def _is_late(self, host: int) -> NoReturn:
         came = "does not go on" if not self._call.to_hear else "does not come"

@@ -3,18 +3,14 @@
 Each member has a file in the folder and writes only there: its counters, what it calls, and its buffers. All map all
 files; once they have, the names are removed, so that the memory goes with the last process that has it.
 
-A member writes its buffers, then raises a counter; the others see the counter, then read the buffers. This needs: an
-aligned int64 is written and read whole, by NumPy and `memoryview` alike; the processor keeps writes in order, and
-reads. x86-64 does. Others, as ARM64, do not: there the writer calls membarrier(2) before it raises a counter, which
-orders the accesses of all members, the readers' too.
+A member writes its buffers, then raises a counter; the others see the counter, then read the buffers
+(`speedo.system.memory_fence`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-import platform
 import select
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.errors import ConfigError, TeamBrokenError
+from speedo.system.memory_fence import memory_fence
 
 PID, SIZE, MAPPED, LEFT, CALLS, FILLED, COMBINED = range(7)  # the counters, in one cache line
 CALLS_AT: Final = 1024  # what the member calls, for an even and for an odd call
@@ -34,10 +31,6 @@ LEAST_PAUSE_S: Final = 20e-6
 MOST_PAUSE_S: Final = 2e-3
 LOOK_EVERY_S: Final = 0.02  # for members that are gone
 ASK_EVERY_S: Final = 0.5  # whether one has left the run that has not come yet
-
-MEMBARRIER: Final = 283  # number of the system call, on ARM64 and RISC-V
-GLOBAL_EXPEDITED: Final = 1 << 1
-REGISTER_GLOBAL_EXPEDITED: Final = 1 << 2
 
 
 class MemberMemory:
@@ -58,11 +51,11 @@ class MemberMemory:
     ) -> None:
         """`names` are what errors call the members, by rank; `gone` as of `Collective`."""
         self._names, self._gone = names, gone
-        self._rank, self._size, self._patience_s = rank, size, patience_s
+        self._rank, self._size, self.patience_s = rank, size, patience_s
         self._bytes = BUFFERS_AT + nbytes
         self._others = [other for other in range(size) if other != rank]
         self._processes: dict[int, int] = {}  # pidfd by rank
-        self._fence = _fence_of(platform.machine())
+        self._fence = memory_fence()
         name = _name(folder, rank)
         own = _make(name, self._bytes)
         self.maps: list[mmap.mmap] = [own] * size
@@ -86,8 +79,7 @@ class MemberMemory:
 
     def publish(self, counter: int, value: int) -> None:
         """Let the others see `value`, and all that was written before."""
-        if self._fence is not None:
-            self._fence()
+        self._fence()
         self._counters[counter] = value
 
     def wait_for_all(self, counter: int, value: int) -> None:
@@ -127,7 +119,7 @@ class MemberMemory:
             now = time.monotonic()
             if now > deadline:
                 raise TeamBrokenError(
-                    f"worker {self._names[other]} does not come within {self._patience_s:g} s"
+                    f"worker {self._names[other]} does not come within {self.patience_s:g} s"
                 )
             if now > looked + ASK_EVERY_S:
                 looked = now
@@ -179,7 +171,7 @@ class MemberMemory:
                 return
             now = time.monotonic()
             if counters[LEFT] or now - looked > LOOK_EVERY_S:
-                self._require_all(counter, value, late=now - began > self._patience_s)
+                self._require_all(counter, value, late=now - began > self.patience_s)
                 looked = now
             pause = min(1.5 * pause, MOST_PAUSE_S)
 
@@ -200,7 +192,7 @@ class MemberMemory:
         if awaited and late:
             last = min(awaited, key=lambda other: counters[other][CALLS : COMBINED + 1].tolist())
             raise TeamBrokenError(
-                f"worker {self._names[last]} does not come within {self._patience_s:g} s"
+                f"worker {self._names[last]} does not come within {self.patience_s:g} s"
             )
 
 
@@ -239,22 +231,3 @@ def _has_ended(process: int) -> bool:
     ready = select.poll()
     ready.register(process, select.POLLIN)
     return bool(ready.poll(0))
-
-
-def _fence_of(machine: str) -> _Barrier | None:
-    return None if machine in ("x86_64", "AMD64") else _Barrier(MEMBARRIER)
-
-
-class _Barrier:
-    """membarrier(2): all members' accesses before it come before all that follow it."""
-
-    def __init__(self, number: int) -> None:
-        self._call, self._number = ctypes.CDLL(None, use_errno=True).syscall, number
-        if self._call(number, REGISTER_GLOBAL_EXPEDITED, 0) != 0:
-            raise ConfigError(
-                "this kernel, or the container, has no membarrier, which workers of one host need on "
-                f"{platform.machine()}: {os.strerror(ctypes.get_errno())}; allow membarrier(2), Linux 4.16 or later"
-            )
-
-    def __call__(self) -> None:
-        self._call(self._number, GLOBAL_EXPEDITED, 0)

@@ -16,6 +16,7 @@ import numpy as np
 from speedo.errors import ConfigError, SpeedoError, TeamBrokenError
 from speedo.exchange.collective import OPERATIONS, Array, Collective, require_collective
 from speedo.exchange.host_exchange import HostExchange
+from speedo.exchange.host_ring import GRACE, limit_s
 
 WORDS: Final = 512  # bytes in which a leader tells its host how a call between hosts went
 TEXT_AT: Final = 8  # after what it is, and whether all are to form a new group
@@ -45,7 +46,7 @@ class SpreadCollective:
         `names` are what errors call the workers of these ranks, if not by their ranks. `gone` as of `Collective`.
         """
         self.asks = self.regroups = False
-        self._names = names or range(sum(map(len, hosts)))
+        self._names, self._patience_s = names or range(sum(map(len, hosts))), patience_s
         self._hosts, self.rank, self.size = hosts, rank, sum(map(len, hosts))
         self._own = next(at for at, ranks in enumerate(hosts) if rank in ranks)
         mine = hosts[self._own]
@@ -85,7 +86,7 @@ class SpreadCollective:
         def within(local: Collective) -> None:
             local.barrier()
 
-        self._run("barrier", within, HostExchange.barrier)
+        self._run("barrier", 0, within, HostExchange.barrier)
 
     def all_reduce(self, array: Array, op: str = "sum") -> Array:
         """The `sum`, `mean` or `max` of all members' arrays, in `array` itself; `mean` divides the sum."""
@@ -103,7 +104,8 @@ class SpreadCollective:
         def after(local: Collective) -> None:
             local.broadcast(flat)
 
-        self._run(f"all_reduce {op} of {dtype} {array.shape}", within, between, after)
+        call = f"all_reduce {op} of {dtype} {array.shape}"
+        self._run(call, 2 * flat.nbytes, within, between, after)
         if not np.may_share_memory(flat, array):
             array[...] = flat.reshape(array.shape)
         return array
@@ -124,7 +126,7 @@ class SpreadCollective:
         def after(local: Collective) -> None:
             local.broadcast(whole)
 
-        self._run(f"all_gather of {dtype} {array.shape}", within, between, after)
+        self._run(f"all_gather of {dtype} {array.shape}", whole.nbytes, within, between, after)
         return whole
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
@@ -145,7 +147,8 @@ class SpreadCollective:
         def after(local: Collective) -> None:
             local.broadcast(flat)
 
-        self._run(f"broadcast from worker {root} of {dtype} {array.shape}", within, between, after)
+        call = f"broadcast from worker {root} of {dtype} {array.shape}"
+        self._run(call, flat.nbytes, within, between, after)
         if not np.may_share_memory(flat, array):
             array[...] = flat.reshape(array.shape)
         return array
@@ -155,11 +158,15 @@ class SpreadCollective:
     def _run(
         self,
         call: str,
+        nbytes: int,
         within: Callable[[Collective], None],
         between: Callable[[HostExchange, str], None],
         after: Callable[[Collective], None] | None = None,
     ) -> None:
-        """What the host makes, what its leader makes of it with the others, and how the host gets that."""
+        """What the host makes, what its leader makes of it with the others, and how the host gets that.
+
+        The host waits for its leader for as long as a link may take for so many bytes.
+        """
         if self._broken:
             raise TeamBrokenError(f"no {call} in this collective any more: {self._broken}")
         try:
@@ -174,7 +181,9 @@ class SpreadCollective:
                     problem = error
                 self.regroups = self._exchange.regroups
             if self._local is not None:
+                self._local.wait_for(self._patience_s + GRACE * limit_s(self._patience_s, nbytes))
                 self._tell(self._local, problem)
+                self._local.wait_for(self._patience_s)
             elif problem is not None:
                 raise problem
             if self._local is not None and after is not None:

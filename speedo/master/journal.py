@@ -1,10 +1,10 @@
 """The journal of a master: what another one needs, besides the center, to take its place.
 
-The master writes it right before each version of the center can be seen. On one machine it is a mapped file with two
-halves, written by turns, each with length and checksum. So after a death at any instruction one half is whole, and is
-that of a version that is in the store, or of the one before. It costs no call of the system. Where a standby on another
-machine may follow, it is in the run's Redis, written in one step with the version (`speedo.storage.conditional`). It is
-no checkpoint: workers' solver histories are not in it.
+The master writes it right before each version of the center can be seen. On one machine these are two mapped files,
+written by turns, each with length and checksum. So after a death at any instruction one of them is whole, and is that
+of a version that is in the store, or of the one before. It costs no call of the system, unless an entry needs a larger
+file. Where a standby on another machine may follow, it is in the run's Redis, written in one step with the version
+(`speedo.storage.conditional`). It is no checkpoint: workers' solver histories are not in it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from speedo.run_dir.checkpoint_file import Counters
 from speedo.storage.conditional import Guard
 from speedo.system.json_lines import line_of, values_of
 
-HALF_BYTES: Final = 1 << 20
-_NAME: Final = "journal-"  # and the epoch
+FIRST_BYTES: Final = 1 << 20  # of each file; entries of very many workers or records take more
+_NAME: Final = "journal-"  # epoch and number follow
 _HEAD: Final = struct.Struct("<QQ")  # length and checksum
 _COUNTERS: Final = TypeAdapter(Counters)
 
@@ -65,30 +65,44 @@ class JournalPlace(Protocol):
 
 
 class JournalFile:
-    """The journal of the master of this epoch in `folder`, in shared memory. Raises `OSError`."""
+    """The journal of the master of this epoch in `folder`, in shared memory.
 
-    def __init__(self, folder: Path, epoch: int) -> None:
-        own = folder / f"{_NAME}{epoch}"
-        self._former = [path for path in folder.glob(f"{_NAME}*") if path != own]
-        file = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    Without room for it there is none from then on, and `lost` is called with the error.
+    """
+
+    def __init__(self, folder: Path, epoch: int, lost: Callable[[OSError], None]) -> None:
+        self._files = [folder / f"{_NAME}{epoch}-{number}" for number in range(2)]
+        self._former = [path for path in folder.glob(f"{_NAME}*") if path not in self._files]
+        self._lost, self._at = lost, 0
+        self._memories: list[mmap.mmap] = []
         try:
-            os.posix_fallocate(file, 0, 2 * HALF_BYTES)
-            self._memory = mmap.mmap(file, 2 * HALF_BYTES)
-        except OSError:
-            own.unlink()
-            raise
-        finally:
-            os.close(file)
-        self._half = 0
+            self._memories += [_mapped(path, FIRST_BYTES) for path in self._files]
+        except OSError as error:
+            self._lose(error)
 
     def write(self, line: bytes) -> None:
-        """See `JournalPlace.write`: into the half that is not the newest."""
-        at = self._half * HALF_BYTES
-        self._half = 1 - self._half
-        _HEAD.pack_into(self._memory, at, 0, 0)
-        start = at + _HEAD.size
-        self._memory[start : start + len(line)] = line
-        _HEAD.pack_into(self._memory, at, len(line), xxhash.xxh3_64_intdigest(line))
+        """See `JournalPlace.write`: into the file that does not have the newest entry."""
+        if not self._memories:
+            return
+        at, size = self._at, _HEAD.size + len(line)
+        self._at = 1 - at
+        try:
+            if size > len(self._memories[at]):
+                self._memories[at] = _mapped(self._files[at], 2 * size)
+        except OSError as error:
+            self._lose(error)
+            return
+        memory = self._memories[at]
+        _HEAD.pack_into(memory, 0, 0, 0)
+        memory[_HEAD.size : size] = line
+        _HEAD.pack_into(memory, 0, len(line), xxhash.xxh3_64_intdigest(line))
+
+    def _lose(self, error: OSError) -> None:
+        """Leave no entry of an older version than those that will be seen."""
+        self._memories.clear()
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        self._lost(error)
 
     def seen(self) -> None:
         """See `JournalPlace.seen`."""
@@ -157,12 +171,16 @@ class Journal:
             "records": self._records().decode(),
             "merges": self._merges,
         }
-        line = line_of(said)
-        if (
-            len(line) > HALF_BYTES - _HEAD.size
-        ):  # of very many workers: their lines in the log are lost
-            line = line_of({**said, "merges": []})
-        self._place.write(line)
+        self._place.write(line_of(said))
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
 
 
 def read_journals(folder: Path) -> list[JournalEntry]:
@@ -170,17 +188,16 @@ def read_journals(folder: Path) -> list[JournalEntry]:
     found = []
     for path in folder.glob(f"{_NAME}*"):
         with suppress(OSError):
-            data = path.read_bytes()
-            found += [_entry(data[:HALF_BYTES]), _entry(data[HALF_BYTES:])]
+            found.append(_entry(path.read_bytes()))
     entries = [entry for entry in found if entry is not None]
     return sorted(entries, key=lambda one: (one.counters.epoch, one.counters.version), reverse=True)
 
 
-def _entry(half: bytes) -> JournalEntry | None:
-    if len(half) < _HEAD.size:
+def _entry(data: bytes) -> JournalEntry | None:
+    if len(data) < _HEAD.size:
         return None
-    length, digest = _HEAD.unpack_from(half)
-    line = half[_HEAD.size : _HEAD.size + length]
+    length, digest = _HEAD.unpack_from(data)
+    line = data[_HEAD.size : _HEAD.size + length]
     if not length or len(line) != length or xxhash.xxh3_64_intdigest(line) != digest:
         return None
     return entry_of(line)

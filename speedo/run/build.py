@@ -240,14 +240,14 @@ def _journal_place(parts: RunParts) -> JournalPlace | None:
     if parts.master_fence is not None:
         return JournalInStore(parts.master_fence.guard)
     folder = parts.settings.near.folder
-    try:
-        return JournalFile(Path(folder), parts.settings.epoch) if folder else None
-    except OSError as error:  # no room: the run itself needs none there
+
+    def lost(error: OSError) -> None:  # no room: the run itself needs none there
         parts.board.notice(
             f"warning: no journal in {folder} ({error.strerror}): if the master dies, the run goes back to its newest "
             "checkpoint"
         )
-        return None
+
+    return JournalFile(Path(folder), parts.settings.epoch, lost) if folder else None
 
 
 def _publishing(beside: KeptState, journal: Journal) -> None:

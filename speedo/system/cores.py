@@ -81,13 +81,14 @@ class CoreOptions:
 class CoreShare:
     """What one worker of a host gets: BLAS threads, and the CPUs that it is bound to; none of these if it is not.
 
-    `number` says which of the host's workers it is, from 0 on.
+    `number` says which of the host's `workers` it is, from 0 on.
     """
 
     host: str = ""
     threads: int = 1
     cpus: tuple[int, ...] = ()
     number: int = 0
+    workers: int = 1
 
     def bind(self) -> None:
         """Bind every thread of this process; those that they start later inherit it. Raises `MachineError`."""
@@ -180,7 +181,7 @@ def share_of(
         cores = options.cores[number % len(options.cores)]
     else:
         cores = deal(machine, number + 1, threads, options.bind)[number]
-    return CoreShare(host, threads, machine.cpus(cores), number)
+    return CoreShare(host, threads, machine.cpus(cores), number, workers)
 
 
 def list_of(numbers: Iterable[int]) -> str:

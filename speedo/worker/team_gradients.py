@@ -123,7 +123,9 @@ def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | No
         finite = finite and all(map(is_finite, parts))
         if not finite:
             return  # other hosts are to hear who it is, and not to find it in their sum
-        memory.ready[seat.place, bisect_left(starts, start) : bisect_left(starts, stop)] = number
+        if team.spread:
+            blobs = slice(bisect_left(starts, start), bisect_left(starts, stop))
+            memory.say_ready(seat.place, blobs, number)
         if leaving is not None:
             leaving.let_go()
 
@@ -224,7 +226,7 @@ def say_state(seat: Seat) -> None:
 def hear_states(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
     """Learn what the members of all hosts have said; whether the center of this host is the leader's.
 
-    Unlike processors round the solver's update in other ways, so the weights of two hosts may grow apart.
+    Unlike processors round in other ways, and memory may fail, so the weights of two hosts may grow apart.
     """
     if not seat.team.spread:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from speedo.exchange.vector import Layout, Vector
+from speedo.system.memory_fence import memory_fence
 
 ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
 FLAG_BYTES: Final = 64  # a cache line for each member
@@ -27,6 +28,7 @@ class TeamMemory:
     team, `length` one number: the bytes of a solver's state that one of them hands to others.
     `ready` has for each member of the host, and each blob, the number of the last round whose gradient is there.
     `factors` is room for those of all members (`speedo.exchange.factors.FactorSpace`).
+    At meetings all see what all have written; what is seen between two of them is told after the `fence`.
     """
 
     center: Vector
@@ -36,6 +38,7 @@ class TeamMemory:
     length: Numbers
     ready: Numbers
     factors: Vector
+    fence: Callable[[], None]
 
     @classmethod
     def over(
@@ -69,7 +72,13 @@ class TeamMemory:
             numbers[rest : rest + 1],
             numbers[rest + 1 :].reshape(here, blobs),
             room,
+            memory_fence(),
         )
+
+    def say_ready(self, place: int, blobs: slice, number: int) -> None:
+        """Show the first member of the host that this member's gradients of these blobs are there, in this round."""
+        self.fence()
+        self.ready[place, blobs] = number
 
     @staticmethod
     def bytes_for(here: int, everywhere: int, layout: Layout, factors: int = 0) -> int:

@@ -4,8 +4,9 @@ A round: every member trains on its own records and writes its payload into the 
 sums one part of the vector over the members of its host, in their order; all meet again. In a team over several hosts
 the first member of each then makes the sum that of all hosts, and they meet once more. A team with all workers of the
 run (the master asks for `Kind.WEIGHTS`) adds the mean to the center, of which each host has a copy, by the rule of
-synchronous SGD, and continues from it for the rounds of its command. Otherwise one round makes the mean payload of the
-team, which the master merges. Only the first member of a host fetches the center, and only the leader publishes.
+synchronous SGD, and continues from it for the rounds of its command; a host whose copy is not the leader's at the
+beginning of a turn fetches the center. Otherwise one round makes the mean payload of the team, which the master merges.
+Only the first member of a host fetches the center, and only the leader publishes.
 
 The order of summing is fixed and each value is summed by one member, so the result is bit-identical in any order of
 arrival, and on all hosts. `team_rounds` is a generator that stops at each meeting and each sum over hosts: processes
@@ -96,18 +97,18 @@ def team_rounds(
     engine, clock = worker.engine, worker.clock
     here = here_of(team, worker.worker)
     seat = Seat(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
+    goes_on = command.payload is Kind.WEIGHTS
     # Of a turn that is no team's own step the mean of all payloads is added to the center.
-    is_step = command.payload is Kind.WEIGHTS and command.steps == 1
-    sums_gradients = is_step and team.rate == 1.0
+    sums_gradients = goes_on and command.steps == 1 and team.rate == 1.0
     center = memory.center
     began = clock()
     memory.flags[seat.place] = 0
     if seat.place == 0:
         worker.fetch_center_for_team(command, center)
-    if sums_gradients:
+    if goes_on:
         say_state(seat)
     yield None
-    if sums_gradients and not (yield from hear_states(seat)):
+    if goes_on and not (yield from hear_states(seat)):
         if seat.place == 0:
             worker.exchange.fetch_center(command.version, center, alone=True)
         yield None

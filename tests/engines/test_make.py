@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from speedo.engines.layer_types import layer_types, line_of_layer
+from speedo.engines.make import EngineChoice
 from speedo.engines.solver import SolverOverrides, check_solver, read_solver
 from speedo.errors import SolverError
 from tests.support.nets import BATCH_NORM, net_text, write_data, write_solver
@@ -31,6 +32,23 @@ PYTHON_LAYER = """
 layer { name: "mine" type: "Python" bottom: "data" top: "top"
   python_param { module: "nowhere" layer: "Mine" } }
 """
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [
+        ("auto", [("cuda:0", 3), ("cuda:1", 2), ("cuda:0", 3), ("cuda:1", 2), ("cuda:0", 3)]),
+        ("cuda:1", [("cuda:1", 5)] * 5),
+        ("cpu", [("cpu", 5)] * 5),
+    ],
+)
+def test_a_worker_knows_how_many_of_its_host_share_its_device(
+    device: str, found: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speedo.engines.pytorch.devices.device_count", lambda: 2)
+    choices = [EngineChoice("torch", device).of_worker(number, 5) for number in range(5)]
+    assert [(one.device, one.sharing) for one in choices] == found
 
 
 @pytest.mark.caffe

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import pytest
+
+from speedo.exchange import channel_relay
 from speedo.exchange.channel import WorkerChannel
 from speedo.exchange.channel_relay import ChannelRelay
 from speedo.messages import Kind, Refused, SaveState, StateSaved, Train
@@ -44,6 +49,18 @@ def test_a_command_to_a_worker_that_is_gone_is_lost_quietly() -> None:
     for ticket in range(2, 5):
         relay.send(train(ticket))
     relay.close()
+
+
+def test_a_worker_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is stopped; its commands are lost, and the end of the relay does not wait for them."""
+    monkeypatch.setattr(channel_relay, "SEND_S", 0.2)
+    relay = ChannelRelay(Path(short_folder("relay-")), print)
+    with WorkerChannel(str(relay.folder), 3, 2):
+        large = replace(train(1), records=((1, 2, 3),) * 200_000)
+        call = threading.Thread(target=lambda: (relay.send(large), relay.close()), daemon=True)
+        call.start()
+        call.join(30)
+        assert not call.is_alive()
 
 
 def test_a_worker_that_connects_after_the_end_gets_no_command() -> None:

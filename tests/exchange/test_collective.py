@@ -173,8 +173,9 @@ def test_any_sequence_of_calls_with_many_chunks_and_late_members(
 
 def test_with_the_barrier_of_processors_that_reorder_accesses(tmp_path: Path) -> None:
     program = """
-number = {"x86_64": 324}.get(member_memory.platform.machine(), member_memory.MEMBARRIER)
-member_memory.platform.machine, member_memory.MEMBARRIER = lambda: "aarch64", number
+from speedo.system import memory_fence
+number = {"x86_64": 324}.get(memory_fence.platform.machine(), memory_fence.MEMBARRIER)
+memory_fence.platform.machine, memory_fence.MEMBARRIER = lambda: "aarch64", number
 """
     outputs(tmp_path, 2, program + ALL_CALLS)
 

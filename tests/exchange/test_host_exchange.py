@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from speedo.exchange.host_links import ANY_PORT, Rendezvous
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.system.json_lines import line_of, values_of
+from tests.support.damaged_wire import DamagedWire, flipped
 from tests.support.network import limit, network
 from tests.support.ring_order import ring_sum
 
@@ -40,12 +42,20 @@ class Hosts:
     """The leaders of `count` hosts, each a thread: workers 10, 11, ..."""
 
     def __init__(
-        self, count: int, patience_s: float = 20.0, address: str = "127.0.0.1", *, tls: bool = False
+        self,
+        count: int,
+        patience_s: float = 20.0,
+        address: str = "127.0.0.1",
+        *,
+        tls: bool = False,
+        wired: bool = False,
     ) -> None:
+        """If they are `wired`, all connections lead through the `wire`."""
         self.count, self.store = count, MemoryStore(clock=time.monotonic)
+        self.wire = DamagedWire(self.store)
         self.gone = ""
         self.leaders = [10 + host for host in range(count)]
-        at = Rendezvous(self.store, "run", "group1", address, ANY_PORT, tls)
+        at = Rendezvous(self.wire if wired else self.store, "run", "group1", address, ANY_PORT, tls)
         self.exchanges = [
             HostExchange(at, self.leaders, own, patience_s, lambda: self.gone)
             for own in range(count)
@@ -69,6 +79,7 @@ class Hosts:
     def close(self) -> None:
         for one in self.exchanges:
             one.close("it is over")
+        self.wire.close()
         self._pool.shutdown()
 
     def entry(self, host: int) -> dict[str, Any]:
@@ -208,6 +219,53 @@ def test_both_families_of_addresses_and_tls(address: str) -> None:
         mine = hosts.exchanges[0]._ring
         assert mine is not None
         assert mine._prior.version() == mine._after.version() == "TLSv1.3"  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- a wire that damages
+
+DAMAGED = "what worker 10 sent to worker 11 came damaged, and is not used"
+
+
+def few_of_all(host: int, exchange: HostExchange) -> bytes:
+    """Two sums, whose pieces go around as parts and as a whole, rows, and a vector of host 0: what they make here."""
+    parts = [np.full(900, 1.0 + host, np.float32), np.arange(900.0) * (1 + host)]
+    for flat in parts:
+        exchange.all_reduce("sum", flat, np.add)
+    rows = np.zeros((3, 300), np.int64)
+    exchange.all_gather("rows", np.full((1, 300), host), [[0], [1], [2]], rows)
+    flat = np.full(900, host, np.int32)
+    exchange.broadcast("vector", flat, 0)
+    return b"".join(one.tobytes() for one in (*parts, rows, flat))
+
+
+def test_one_bit_that_is_flipped_between_two_hosts_ends_the_call_and_is_in_no_result() -> None:
+    with made(3, wired=True) as hosts:
+        hosts.all(barrier)
+        begin = len(hosts.wire.carried[hosts.key(1)])
+        right = hosts.all(few_of_all)
+        assert len({*right}) == 1
+        length = len(hosts.wire.carried[hosts.key(1)]) - begin
+    chance = random.Random(1)
+    header = host_ring.HEADER.size + host_ring.CHECK.size
+    for at in (*range(header + 3), *(chance.randrange(length) for _ in range(20))):
+        with made(3, wired=True) as hosts:
+            hosts.all(barrier)
+            hosts.wire.damage(hosts.key(1), at, flipped(chance.randrange(8)))
+            said = hosts.all(few_of_all)
+            assert DAMAGED in str(said[1]), at
+            assert all(isinstance(one, TeamBrokenError) or one in right for one in said), at
+            assert all(isinstance(one, TeamBrokenError) for one in hosts.all(barrier))
+
+
+@pytest.mark.parametrize("instead", [True, False], ids=["in its place", "before it"])
+def test_a_former_message_that_comes_once_more_is_not_taken_for_the_next(instead: bool) -> None:
+    with made(2, wired=True) as hosts:
+        for _ in range(3):
+            assert hosts.all(barrier) == [None] * 2
+        length = host_ring.HEADER.size + host_ring.CHECK.size + len("barrier")
+        former = bytes(hosts.wire.carried[hosts.key(1)][-length:])
+        hosts.wire.damage(hosts.key(1), 0, lambda data: former + data[length * instead :])
+        assert DAMAGED in str(hosts.all(barrier)[1])
 
 
 # ---------------------------------------------------------------- those that call something else, or leave
@@ -475,6 +533,28 @@ def test_strangers_are_dropped_and_keep_no_member_out(does: Callable[..., None],
                 assert stranger.recv(100) == b""
         with pytest.raises(ConnectionRefusedError):  # nobody listens any more
             socket.create_connection((entry["address"], entry["port"]), timeout=10)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_of_very_many_strangers_the_first_are_dropped(
+    tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is heard by a thread, also during the handshake of TLS."""
+    monkeypatch.setattr(host_links, "PROOF_S", LIMIT_S)
+    with made(2, tls=tls) as hosts, ExitStack() as stack:
+        first = hosts._pool.submit(barrier, 0, hosts.exchanges[0])
+        own = hosts.entry(0)
+        # It accepts nobody before it knows where the one before it listens: here nobody does.
+        hosts.store.write(hosts.key(1), line_of({**own, "port": 1}), memoryview(b"\0"))
+        strangers = [
+            stack.enter_context(socket.create_connection((own["address"], own["port"]), LIMIT_S))
+            for _ in range(host_links.MOST_STRANGERS + 20)
+        ]
+        assert [one.recv(1) for one in strangers[:20]] == [b""] * 20
+        assert not select.select(strangers[20:], [], [], 0)[0]
+        hosts.gone = "worker 11 is gone"
+        with pytest.raises(TeamBrokenError, match=hosts.gone):
+            first.result(LIMIT_S)
 
 
 def test_a_handshake_that_was_recorded_opens_nothing() -> None:

@@ -239,3 +239,27 @@ except ConfigError as error:
 c.barrier()
 """
     assert all("use" in said for said in outputs(tmp_path, "0/1", program))
+
+
+def test_a_host_waits_for_its_leader_as_long_as_a_slow_link_may_take(tmp_path: Path) -> None:
+    """32 MB may take 8 s more than the patience of 2 s; here they take a little more than 3."""
+    program = """
+from speedo.exchange.host_ring import HostRing
+c = join()
+c.barrier()
+c._patience_s = 2.0
+if c._local is not None:
+    c._local.wait_for(2.0)
+if c._exchange is not None:
+    c._exchange.wait_for(2.0)
+write = HostRing._write
+def slow(ring):
+    time.sleep(0.1 if rank == 2 and not ring._sending and ring._queue else 0)  # before each message
+    return write(ring)
+HostRing._write = slow
+mine = np.ones(2_000_000)
+began = time.monotonic()
+c.all_reduce(mine)
+assert (mine == 3).all() and time.monotonic() - began > 2
+"""
+    outputs(tmp_path, "0,1/2", program)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from speedo.master import journal
 from speedo.master.journal import Journal, JournalFile, JournalInStore, entry_of, read_journals
 from speedo.messages import Merge, Part
 from speedo.run_dir.checkpoint_file import Counters, Progress, TurnLengths
 from speedo.storage import MemoryStore, keys
 from speedo.storage.lease import MasterFence, MasterLease
+from tests.support.disks import has_room, small_disk
 
 PROGRESS = Progress(1, 40, 0.5, 3, 2, TurnLengths(4, 2.25, 0.5, 64))
 
@@ -34,7 +34,7 @@ def merge(version: int, worker: int = 0) -> Merge:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     version = 3
-    one = Journal(JournalFile(tmp_path, 2), lambda: counters(version), tests=lambda: True)
+    one = Journal(JournalFile(tmp_path, 2, has_room), lambda: counters(version), tests=lambda: True)
     one.merging(merge(2, worker=1))
     one.merging(merge(3))
     one.publishing()
@@ -50,7 +50,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_merges_are_those_since_the_version_before(tmp_path: Path) -> None:
-    one = Journal(JournalFile(tmp_path, 2), lambda: counters(version))
+    one = Journal(JournalFile(tmp_path, 2, has_room), lambda: counters(version))
     for version in range(1, 6):
         one.merging(merge(version))
         one.publishing()
@@ -62,10 +62,10 @@ def test_merges_are_those_since_the_version_before(tmp_path: Path) -> None:
 def test_that_of_a_former_master_stays_until_a_version_of_its_successor_is_seen(
     tmp_path: Path,
 ) -> None:
-    former = Journal(JournalFile(tmp_path, 2), lambda: counters(7))
+    former = Journal(JournalFile(tmp_path, 2, has_room), lambda: counters(7))
     former.merging(merge(7))
     former.publishing()
-    one = Journal(JournalFile(tmp_path, 3), lambda: counters(8, epoch=3))
+    one = Journal(JournalFile(tmp_path, 3, has_room), lambda: counters(8, epoch=3))
     assert [entry.counters.version for entry in read_journals(tmp_path)] == [7]
     one.publishing()
     assert [entry.counters.version for entry in read_journals(tmp_path)] == [8, 7]
@@ -73,17 +73,14 @@ def test_that_of_a_former_master_stays_until_a_version_of_its_successor_is_seen(
     assert [entry.counters.version for entry in read_journals(tmp_path)] == [8]
 
 
-def test_a_half_that_is_torn_is_not_read_and_the_other_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "HALF_BYTES", 4096)
+def test_a_file_that_is_torn_is_not_read_and_the_other_is(tmp_path: Path) -> None:
     version = 1
-    one = Journal(JournalFile(tmp_path, 2), lambda: counters(version))
+    one = Journal(JournalFile(tmp_path, 2, has_room), lambda: counters(version))
     for version in (1, 2):
         one.merging(merge(version))
         one.publishing()
-    (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
+    file = tmp_path / "journal-2-0"
+    whole = file.read_bytes()[:4096]
     length = int.from_bytes(whole[:8], "little")
     chance = random.Random(1)
     for _ in range(200):
@@ -94,16 +91,39 @@ def test_a_half_that_is_torn_is_not_read_and_the_other_is(
         assert [entry.counters.version for entry in read_journals(tmp_path)] == [2]
 
 
-def test_of_very_many_workers_the_counters_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_entry_of_any_length_is_read_and_leaves_the_one_before_whole(tmp_path: Path) -> None:
+    """Of very many workers, or of many records that are out of order. A MB was the most once."""
+    records = b""
+    one = Journal(
+        JournalFile(tmp_path, 2, has_room), lambda: counters(version), records=lambda: records
+    )
+    for version in range(1, 6):
+        records = bytes([48 + version]) * (700_000 * version)
+        one.merging(merge(version))
+        one.publishing()
+        newest, *before = read_journals(tmp_path)
+        assert (newest.counters.version, newest.records) == (version, records)
+        assert [entry.counters.version for entry in before] == [version - 1][: version - 1]
+        assert all(len(entry.records) == 700_000 * (version - 1) for entry in before)
+
+
+def test_if_there_is_no_room_for_an_entry_no_older_one_is_left_and_it_is_said_once(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(journal, "HALF_BYTES", 4096)
-    one = Journal(JournalFile(tmp_path, 2), lambda: counters(1))
-    parts = tuple(Part(0, 1, ticket, 8, 0, 0.5) for ticket in range(100))
-    one.merging(Merge(1, 1, 800, 1.0, parts))
-    one.publishing()
-    (entry,) = read_journals(tmp_path)
-    assert (entry.merges, entry.counters.version) == ((), 1)
+    """From an older entry another master would go on, as if what came after it had not been."""
+    records, said = b"", list[str]()
+    with small_disk(tmp_path / "memory", "4m"):
+        one = Journal(
+            JournalFile(tmp_path / "memory", 2, lambda error: said.append(str(error.strerror))),
+            lambda: counters(version),
+            records=lambda: records,
+        )
+        for version in range(1, 6):
+            records = b"1" * (700_000 * version)
+            one.merging(merge(version))
+            one.publishing()
+            assert bool(said) == (not read_journals(tmp_path / "memory"))
+    assert said == ["No space left on device"]
 
 
 def test_without_a_journal_there_is_none(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
 from speedo.storage.lease import MasterFence, MasterLease
 from speedo.storage.memory_store import MemoryStore
+from tests.support.disks import has_room
 
 ENGINE = QuadraticEngine(4)
 LAYOUT = ENGINE.layout
@@ -48,7 +49,7 @@ class Former:
         )
         self.fence: MasterFence | None = None
         if not leased:
-            place: JournalPlace = JournalFile(folder, 1)
+            place: JournalPlace = JournalFile(folder, 1, has_room)
         else:
             self.fence = MasterFence(
                 self.store, "run", MasterLease(self.store, "run").claim(least=1)

@@ -16,6 +16,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
 from speedo.storage.shared_memory.folder import SharedMemory
+from speedo.storage.shared_memory.slots import Slot
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from tests.support.commands import how_loaded
 
@@ -58,6 +59,25 @@ def test_a_full_memory_refuses_a_blob_and_keeps_the_former_one(small: Path) -> N
     assert get(store, "center") == b"1" * 400_000
     assert len(list(small.iterdir())) == 1
     put(store, "payload", b"3" * 500_000)
+
+
+def test_before_a_body_is_shown_and_before_it_is_deleted_is_a_fence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors other than x86-64 may show another order otherwise."""
+    other, shown = SharedMemoryStore(tmp_path), list[list[str]]()
+    monkeypatch.setattr(
+        f"{Slot.__module__}.memory_fence", lambda: lambda: shown.append(other.keys(""))
+    )
+    store = SharedMemoryStore(tmp_path)
+    for key in ("payload:1", "payload:2"):
+        shown.clear()
+        make(store, key, b"body")
+        assert shown == [[], []]  # before the body is made, and before it is shown
+        other.delete(key)
+        assert shown == [[], [], [key]]
+        assert other.keys("") == []
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_blob_of_many_megabytes_arrives_whole(tmp_path: Path) -> None:

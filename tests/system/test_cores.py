@@ -103,8 +103,8 @@ def test_cores_are_dealt_round_robin(
 
 def test_a_worker_is_told_its_cpus_as_the_kernel_numbers_them() -> None:
     options = CoreOptions("auto", "core")
-    assert share_of("alpha", options, TWO_SOCKETS, 2, 1) == CoreShare("alpha", 3, (1, 3, 5), 1)
-    assert share_of("alpha", CoreOptions("2"), TWO_SOCKETS, 2, 1) == CoreShare("alpha", 2, (), 1)
+    assert share_of("alpha", options, TWO_SOCKETS, 2, 1) == CoreShare("alpha", 3, (1, 3, 5), 1, 2)
+    assert share_of("alpha", CoreOptions("2"), TWO_SOCKETS, 2, 1) == CoreShare("alpha", 2, (), 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from speedo.engines.base import Done, nobody
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.errors import SpeedoError
+from speedo.errors import MissingKeyError, SpeedoError
 from speedo.exchange.channel import refusal
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.host_links import Rendezvous
@@ -27,10 +27,12 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.study.simulation.simulated_team import train_together
+from speedo.worker import team_memory
 from speedo.worker.membership import Membership
-from speedo.worker.team_memory import stretch_of
+from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.team_turn import TeamMember
 from speedo.worker.turn import Worker
+from tests.support.damaged_wire import DamagedWire, flipped
 
 SIZE = 40
 
@@ -38,8 +40,10 @@ SIZE = 40
 class Members:
     """Workers 0, 1, ... with batches of their own, and a store with center 3."""
 
-    def __init__(self, *batches: int, size: int = SIZE) -> None:
-        self.batches = batches
+    def __init__(
+        self, *batches: int, size: int = SIZE, momentum: float = 0.9, noise: float = 0.1
+    ) -> None:
+        self.batches, self.momentum, self.noise = batches, momentum, noise
         self.store = MemoryStore(clock=lambda: 0.0)
         self.center = np.linspace(-1.0, 1.0, size, dtype=np.float32)
         self.workers = {
@@ -54,7 +58,12 @@ class Members:
     def engine(self, worker: int) -> QuadraticEngine:
         batch, count = self.batches[worker], len(self.batches)
         return QuadraticEngine(
-            self.center.size, rank=worker, count=count, batch=batch, momentum=0.9, noise=0.1
+            self.center.size,
+            rank=worker,
+            count=count,
+            batch=batch,
+            momentum=self.momentum,
+            noise=self.noise,
         )
 
     def commands(self, rounds: int, kind: Kind, steps: int = 1, hosts: int = 1) -> dict[int, Train]:
@@ -156,6 +165,7 @@ class InProcesses:
     def __init__(self, members: Members, folder: Path, hosts: int) -> None:
         self.members, self.hosts, self.folder = members, hosts, folder
         self.calls: list[str] = []
+        self.wire: DamagedWire | None = None  # through which hosts are reached, if there is one
         for one in ("store", *map(str, range(hosts))):
             (folder / one).mkdir()
         self.teams = {worker: self.team(worker) for worker in members.workers}
@@ -166,7 +176,7 @@ class InProcesses:
             leaders = [team.workers[ranks[0]] for ranks in team.spread]
             store = SharedMemoryStore(self.folder / "store")
             own = leaders.index(worker)
-            at = Rendezvous(store, "run", f"team{team.formed}", "127.0.0.1")
+            at = Rendezvous(self.wire or store, "run", f"team{team.formed}", "127.0.0.1")
             return HostExchange(at, leaders, own, 20.0, str)
 
         meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, 1)
@@ -182,9 +192,17 @@ class InProcesses:
         with ThreadPoolExecutor(len(commands)) as pool:
             return dict(zip(commands, pool.map(one, commands), strict=True))
 
+    def center_of(self, host: int) -> Vector:
+        """This host's own copy, in the memory that its workers share; worker `host` is the first of them."""
+        memory = self.teams[host]._membership._meeting._memory
+        assert memory is not None
+        return np.frombuffer(memory, np.float32, count=self.members.center.size)
+
     def close(self) -> None:
         for team in self.teams.values():
             team.close()
+        if self.wire is not None:
+            self.wire.close()
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
@@ -244,31 +262,61 @@ def test_a_center_of_which_the_team_made_another_is_fetched(
         assert all(isinstance(one, Refused) for one in answers.values()), answers
 
 
-def test_a_host_whose_weights_have_grown_apart_begins_from_the_center(
-    processes: Callable[[Members, int], InProcesses],
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_host_whose_copy_of_the_center_is_another_begins_the_next_turn_from_the_leaders(
+    processes: Callable[[Members, int], InProcesses], steps: int
 ) -> None:
-    """As on a processor that rounds in another way. Workers 1 and 3 are on one host."""
+    """As on a processor that rounds in another way, or after a bit in memory has changed."""
     members = Members(4, 4, 4, 4)
-    made: list[bytes] = []
-    for worker in members.workers.values():
-        worker.made_in_team = partial(note_weights, worker, made)  # type: ignore[method-assign]
     teams = processes(members, 2)
-    commands = members.commands(3, Kind.WEIGHTS, hosts=2)
+    commands = members.commands(3, Kind.WEIGHTS, steps, hosts=2)
     teams.turn(commands)
-    layout = members.workers[0].engine.layout
-    center = members.published(Kind.WEIGHTS)
-    body = as_bytes(center)
-    header = header_for(body, layout, Kind.CENTER, version=4)
-    members.store.write(keys.center("run", 4), header.pack(), body)
-    for worker in (1, 3):
-        members.workers[worker].engine.load_weights(np.nextafter(center, np.float32(9)))
-    later = {
-        worker: replace(one, ticket=one.ticket + 50, version=4, own=OwnResults(one.ticket))
-        for worker, one in commands.items()
-    }
-    answers = teams.turn(later)
+    own, layout = teams.center_of(1), members.workers[0].engine.layout
+    for version in (4, 5):
+        center = members.published(Kind.WEIGHTS, commands[0].ticket)
+        header = header_for(as_bytes(center), layout, Kind.CENTER, version=version)
+        members.store.write(keys.center("run", version), header.pack(), as_bytes(center))
+        own[:] = np.nextafter(own, np.float32(9))
+        commands = {
+            worker: replace(
+                one, ticket=one.ticket + 50, version=version, own=OwnResults(one.ticket)
+            )
+            for worker, one in commands.items()
+        }
+        answers = teams.turn(commands)
+        assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+        assert own.tobytes() == teams.center_of(0).tobytes() != center.tobytes()
+    assert sorted(teams.calls) == ["reach 0", "reach 1"]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_bit_that_is_flipped_between_hosts_is_in_no_weights_and_the_turn_is_made_again(
+    processes: Callable[[Members, int], InProcesses], steps: int
+) -> None:
+    members = Members(4, 4, 4, 4, size=1000, momentum=0.0, noise=0.0)
+    teams = processes(members, 2)
+    teams.wire = DamagedWire(SharedMemoryStore(teams.folder / "store"))
+    commands = members.commands(3, Kind.WEIGHTS, steps, hosts=2)
+    team = commands[0].team
+    assert team is not None
+    for formed in (51, 52, 53, 54):
+        # Among the values of a piece, in the first round or a later one.
+        key, at = keys.collective("run", formed % 2, f"team{formed}"), 1000 * (formed - 50)
+        damaged = {
+            worker: replace(one, team=replace(team, formed=formed), ticket=10 * formed + worker)
+            for worker, one in commands.items()
+        }
+        teams.wire.damage(key, at, flipped(7))
+        answers = [one for one in teams.turn(damaged).values() if isinstance(one, Refused)]
+        assert any(f"sent to worker {formed % 2} came damaged" in one.reason for one in answers)
+        assert not any(one.blame for one in answers)
+        with pytest.raises(MissingKeyError):
+            members.published(Kind.WEIGHTS, 10 * formed)
+    answers = teams.turn(commands)
     assert all(isinstance(answer, Trained) for answer in answers.values()), answers
-    assert [made.count(one) for one in dict.fromkeys(made)] == [4, 4]
+    found = members.published(Kind.WEIGHTS)
+    np.testing.assert_allclose(found, members.by_hand(3, steps), rtol=0, atol=1e-6)
+    assert [teams.center_of(host).tobytes() for host in range(2)] == [found.tobytes()] * 2
 
 
 @pytest.mark.parametrize("worker", range(4))
@@ -321,6 +369,23 @@ def test_a_member_that_trained_alone_is_given_the_others_state_or_they_its(
     np.testing.assert_allclose(
         members.published(Kind.WEIGHTS), expected, rtol=1e-6, atol=1e-7 if hosts == 3 else 0
     )
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_number_that_shows_a_gradient_to_another_process_comes_after_a_fence(
+    processes: Callable[[Members, int], InProcesses], hosts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors other than x86-64 may show it before the gradient otherwise."""
+    members, before = Members(4, 4, 4, 4), list[object]()
+    monkeypatch.setattr(team_memory, "memory_fence", lambda: lambda: before.append(None))
+    answers = processes(members, hosts).turn(members.commands(3, Kind.WEIGHTS, hosts=hosts))
+    assert all(isinstance(answer, Trained) for answer in answers.values()), answers
+    assert len(before) == (3 * 4 if hosts > 1 else 0)
+    layout = members.workers[0].engine.layout
+    memory = TeamMemory.over(bytearray(TeamMemory.bytes_for(2, 2, layout)), 2, 2, layout)
+    fenced = replace(memory, fence=lambda: before.append(memory.ready.tolist()))
+    fenced.say_ready(1, slice(0, 1), 7)
+    assert (before[-1], memory.ready.tolist()) == ([[0], [0]], [[0], [7]])
 
 
 def test_members_with_one_state_hand_nothing_over(

@@ -54,7 +54,7 @@ class PytorchEngine:
     `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves
     them. `device` is "cpu", "cuda", "cuda:N", or "meta" for shapes without values, `precision` "float32" or "bfloat16".
     `micro_batch` are the records that go through the net at a time, or "auto"; empty for all of a batch
-    (`speedo.engines.pytorch.micro_batch`).
+    (`speedo.engines.pytorch.micro_batch`). So many processes are `sharing` the device's memory.
     `python_layers` and `scratch` are those of `PycaffeEngine`, and are not needed here.
     """
 
@@ -72,6 +72,7 @@ class PytorchEngine:
         device: str = "cpu",
         precision: str = "float32",
         micro_batch: str = "",
+        sharing: int = 1,
     ) -> None:
         if not 0 <= rank < count:
             raise EngineError(
@@ -121,7 +122,7 @@ class PytorchEngine:
         )
         self._parameters = self._net.parameters
         try:
-            self._micro = micro_batches(self._net, micro_batch)
+            self._micro = micro_batches(self._net, micro_batch, sharing)
         except EngineError:
             self._net.close()
             raise

@@ -41,11 +41,11 @@ Tops = Mapping[int, Tensor]
 class MicroBatches:
     """The batches of a net in parts of `wanted` records, or with `auto` of as many as fit the memory.
 
-    Raises `EngineError` for a net whose loss does not follow from those of parts.
+    So many processes are `sharing` it. Raises `EngineError` for a net whose loss does not follow from those of parts.
     """
 
-    def __init__(self, net: Net, wanted: str) -> None:
-        self._net, self._auto = net, wanted == AUTO
+    def __init__(self, net: Net, wanted: str, sharing: int = 1) -> None:
+        self._net, self._auto, self._sharing = net, wanted == AUTO, sharing
         self.batch = net.batch
         self._boxes = _boxes_in(net)
         self._losses = _losses_of(net, self._boxes)
@@ -138,19 +138,19 @@ class MicroBatches:
         return wired.layer.forward(bottoms, wired.blobs)[wired.tops.index(number)]
 
     def _first_size(self) -> int:
-        """The largest part, by halves, whose step takes half of the free memory; a GPU tells itself."""
+        """The largest part, by halves, whose step takes its share of half of the free memory; a GPU tells itself."""
         if self._net.device.type == "cuda":
             return self.batch
         memory = step_memory(self._net, vectors=0)
-        return memory.largest_part(memory.parameters + free_memory() / 2) or 1
+        return memory.largest_part(memory.parameters + free_memory() / 2 / self._sharing) or 1
 
     def _keep_room(self) -> None:
-        """After the first step on a GPU: halve the parts if it is nearly full."""
+        """After the first step on a GPU: halve the parts if this process's share of it is nearly full."""
         if self._checked or self._net.device.type != "cuda":
             return
         self._checked = True
         _, whole = torch.cuda.mem_get_info(self._net.device)
-        if torch.cuda.max_memory_reserved(self._net.device) > _FULL * whole:
+        if torch.cuda.max_memory_reserved(self._net.device) > _FULL * whole / self._sharing:
             self.halve()
 
 
@@ -209,7 +209,7 @@ def _losses_of(net: Net, boxes: frozenset[int]) -> dict[int, tuple[Wired, str]]:
     return found
 
 
-def micro_batches(net: Net, wanted: str) -> MicroBatches | None:
+def micro_batches(net: Net, wanted: str, sharing: int = 1) -> MicroBatches | None:
     """Those of a net; None where its batches go through whole. Raises `EngineError`."""
     if not wanted:
         return None
@@ -217,4 +217,4 @@ def micro_batches(net: Net, wanted: str) -> MicroBatches | None:
         raise EngineError(
             "--micro-batch divides a batch, and the first layer of the net has none: leave it out"
         )
-    return MicroBatches(net, wanted)
+    return MicroBatches(net, wanted, sharing)

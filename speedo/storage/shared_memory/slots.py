@@ -5,7 +5,7 @@ fills the slot, and odd at the end, so nobody sees the body of a killed writer; 
 The process that deletes a body of another, the master for payloads of its epoch, writes that generation beside it; then
 the writer uses the slot again. So nobody waits for anybody, and a process that was stopped and goes on after it was
 replaced writes into its own slots alone. A lock on the file tells that the writer lives; a dead one's slot is removed
-once no body is there.
+once no body is there. Generation and body are written in an order that others see (`speedo.system.memory_fence`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from speedo.errors import PayloadError
+from speedo.system.memory_fence import memory_fence
 
 FILE_MODE: Final = 0o600
 BODY_AT: Final = 8192  # on a page of its own, behind the words, key and head
@@ -43,6 +44,7 @@ class Found(NamedTuple):
 
     def delete(self) -> None:
         """Delete it; what came into the slot meanwhile stays."""
+        self.slot.fence()  # what was read of it, was read before its writer uses it again
         if self.slot.file is None:
             self.slot.words[_DELETED] = self.generation
         elif self.stays:
@@ -64,7 +66,7 @@ class Slot:
                 os.close(opened)
         if size < BODY_AT or (file is None and bytes(memory[_HEAD_AT : _HEAD_AT + 4]) != _MAGIC):
             raise PayloadError(f"{path} is damaged, or not of this version: {size} bytes in all")
-        self._memory, self.body = memory, memory[BODY_AT:]
+        self._memory, self.body, self.fence = memory, memory[BODY_AT:], memory_fence()
         self.words = memory[:_HEAD_AT].cast("Q")
         if file is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,6 +83,7 @@ class Slot:
         name = key.encode()
         _HEAD.pack_into(self._memory, _HEAD_AT, _MAGIC, len(name), len(head), end)
         self._memory[_KEY_AT : _KEY_AT + len(name) + len(head)] = name + head
+        self.fence()
         self.words[_GENERATION] += 1
 
     def look(self, now: float, wanted: bytes | None = None) -> Found | None:
@@ -99,6 +102,7 @@ class Slot:
     def clear(self) -> None:
         """Let no body be there while this slot of one's own is filled."""
         self.words[_GENERATION] += self.words[_GENERATION] % 2
+        self.fence()
 
     def let_go(self, *, remove: bool = False) -> None:
         """Unlock it and remove its file, if it is one's own; the memory goes with the last who looks at it."""

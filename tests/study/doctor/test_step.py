@@ -86,6 +86,10 @@ def test_a_step_that_exceeds_the_memory_is_told_with_parts_that_fit(
         net = Net(4000, step, 0, "torch", parts)
         (found,) = memory(Request(workers=1, master="10.0.0.5:1", net=net))
         assert found.level == level, parts
+    (found,) = memory(
+        Request(workers=4, master="10.0.0.5:1", net=Net(4000, step, 0, "torch", "auto"))
+    )
+    assert found.level == "ok"  # with auto they share half of the memory
 
 
 def test_the_steps_of_workers_on_a_gpu_are_compared_with_its_memory() -> None:

@@ -52,6 +52,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from speedo.worker.turn import Worker
+from tests.support.disks import has_room
 
 SIZE, BATCH, RECORDS = 6, 4, 37
 RUNS = int(os.environ.get("SPEEDO_TAKEOVERS", "30"))  # of each mode; `make faults` has 1,000
@@ -320,7 +321,7 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         )
         cluster.take_up = book.take_up if once else lambda handed: True
         journal = Journal(
-            JournalFile(folder, epoch),
+            JournalFile(folder, epoch, has_room),
             counted,
             whole=lambda beside=beside: not beside,  # type: ignore[misc]
             records=book.state,
@@ -404,7 +405,7 @@ def test_promises_hold_however_often_the_master_is_killed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(journal_module, "HALF_BYTES", 1 << 14)  # a quarter of the time
+    monkeypatch.setattr(journal_module, "FIRST_BYTES", 1 << 14)  # a quarter of the time
     kills = brought = 0
     for seed in range(RUNS):
         folder = tmp_path / str(seed)

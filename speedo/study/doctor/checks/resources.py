@@ -40,7 +40,8 @@ def memory(request: Request) -> Iterator[Finding]:
         yield _of_devices(request.workers, net)
         steps = 0
     else:
-        steps = engines * _step_bytes(net, free / 2)  # with auto half of what is free
+        # With auto the workers share half of what is free.
+        steps = engines * _step_bytes(net, free / 2 / max(1, request.workers))
     need = rest + steps
     text = (
         f"{request.workers} workers with {size(net.process_bytes + steps // engines)} each{others}"
