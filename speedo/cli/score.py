@@ -118,6 +118,7 @@ def score(
     from speedo.study.scoring.models import models_of, options_of
     from speedo.study.scoring.report import as_fields, as_lines, as_table, int8_fields, int8_lines
     from speedo.study.scoring.score import score_models
+    from speedo.watch.scores import why_unavailable
 
     if not int8 and (int8_batches or int8_ranges):
         raise click.UsageError(
@@ -159,6 +160,9 @@ def score(
                 spec, models[0], workers, progress, choice, calibration, progress.note
             )
         scores = list(score_models(spec, models, workers, progress, choice))
+        for one in scores:
+            if why := why_unavailable(one.metrics):
+                progress.note(f"the test of {one.model.path.name} {why}")
     if quantised is not None:
         if as_json:
             say(json.dumps(int8_fields(scores[0], quantised, used)))

@@ -17,6 +17,7 @@ from speedo.engines.evaluation import (
     Part,
     Share,
     ends_with_the_data,
+    known_sums,
     names_of,
 )
 from speedo.engines.pytorch.net import Net
@@ -106,7 +107,7 @@ class TestNets:
         share: Share,
         take_weights: Callable[[Net], None],
         passed: Callable[[int], None],
-    ) -> tuple[dict[str, float | Detections], int]:
+    ) -> tuple[dict[str, float | Detections | None], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
         sums: dict[tuple[str, ...], Tensor] = {}
@@ -134,6 +135,7 @@ class TestNets:
                     sums[keys] = sums[keys] + values if keys in sums else values
                 passed(net.batch)
             net.check_indices()
+            statistics = net.has_statistics
         except BaseException:
             net.close()
             raise
@@ -142,15 +144,12 @@ class TestNets:
         else:
             net.close()
         found: dict[str, float] = {}
-        for (
-            keys,
-            total,
-        ) in sums.items():  # below a Filter layer an output has other sizes in other batches
+        # Below a Filter layer an output has other sizes in other batches.
+        for keys, total in sums.items():
             for key, value in zip(keys, total.tolist(), strict=True):
                 found[key] = found.get(key, 0.0) + value
-        return found | {name: {**self._judging, "rows": rows} for name, rows in boxes.items()}, len(
-            batches
-        )
+        judged = {name: {**self._judging, "rows": rows} for name, rows in boxes.items()}
+        return known_sums(found, statistics=statistics) | judged, len(batches)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ The protocol buffers are tensorboardX's; the file is written as the run log is, 
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -97,9 +98,8 @@ class TensorBoardFile:
                 self._tests.ask(told.version, told.iteration)
             case Tested():
                 iteration = self._tests.of(told.version)
-                self._scalars(
-                    now, iteration, {f"test/{name}": one for name, one in told.metrics.items()}
-                )
+                known = {name: one for name, one in told.metrics.items() if not math.isnan(one)}
+                self._scalars(now, iteration, {f"test/{name}": one for name, one in known.items()})
             case Finish() if self._means.results:
                 self._point(now)
             case CenterCopy():
