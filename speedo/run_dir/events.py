@@ -68,7 +68,7 @@ class ResultDropped:
 
 @dataclass(frozen=True, slots=True)
 class ModelTested:
-    """A version of the center was tested; `metrics` are the outputs of the test by name, NaN where one has no number."""
+    """A version of the center was tested; `metrics` are the outputs of the test by name; NaN is no number."""
 
     iteration: int
     version: int

@@ -24,7 +24,8 @@ from tests.whole_runs.local import train_here
 
 pytestmark = pytest.mark.caffe
 # Of an accuracy alone, which Caffe's layer gives as 1.0, nobody could see that the scores are NaN.
-ALONE = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" include { phase: TRAIN } }'
+ALONE = """layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss"
+  include { phase: TRAIN } }"""
 
 
 @pytest.fixture
@@ -53,10 +54,11 @@ def test_a_run_continues_and_keeps_no_failure(solver: Path, engine: str) -> None
     assert len(others) == 2
     assert result.complete
     assert result.best["iteration"] in (2, 4)
-    assert notices == [
+    (notice,) = notices
+    assert notice == (
         "the test at iteration 0 has no number for accuracy, loss: BatchNorm has no statistics yet, and without "
         "them the net overflows, as in Caffe"
-    ]
+    )
     assert first_failure(run_dir) is None
 
 

@@ -149,7 +149,7 @@ class TestNets:
             for key, value in zip(keys, total.tolist(), strict=True):
                 found[key] = found.get(key, 0.0) + value
         judged = {name: {**self._judging, "rows": rows} for name, rows in boxes.items()}
-        return known_sums(found, statistics=statistics) | judged, len(batches)
+        return {**known_sums(found, statistics=statistics), **judged}, len(batches)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
