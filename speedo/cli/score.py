@@ -18,7 +18,6 @@ from speedo.cli.run_options import PATH, RunCommand, options_named
 from speedo.cli.say import say
 from speedo.data.remote.uris import uri_of
 from speedo.engines.make import EngineChoice, is_installed
-from speedo.errors import ConfigError
 from speedo.run.config.engine_checks import with_device
 from speedo.system.bounds import LARGEST_INT32, EngineName
 from speedo.system.foreign_text import MOST_NAME, clean_text
@@ -236,8 +235,6 @@ def _tests(
     check_tests(spec)
     for one in read:
         convert_databases(one, note)
-    if not all(spec.test_iter):
-        raise ConfigError(f"{path}: a test_iter is 0; use 1 or more, or give --iterations")
     return spec, training
 
 

@@ -150,9 +150,11 @@ class TestNets:
     def outputs(self, train_net: Any) -> tuple[str, ...]:
         """Build every net and share the parameters; the names that a test will give, in its order."""
         names: list[str] = []
-        for index in range(len(self._parameters)):
+        for index, batches in enumerate(self._iterations):
             net = self.build(index)
             net.share_with(train_net)
+            if not batches:
+                continue
             prefix = f"test{index}/" if index else ""
             for output in net._outputs:
                 names += names_of(prefix + net._blob_names[output], net._blobs[output].count)

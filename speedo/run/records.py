@@ -22,6 +22,6 @@ def records_of(options: Mapping[str, Any]) -> int | None:
             Path(root) if isinstance(root, str) and os.path.isdir(root) else default_data_root()
         )
         path = chosen_solver(Path(solver) if isinstance(solver, str) else None)
-        return count_records(read_solver(path, data_root=folder.absolute()))
+        return count_records(read_solver(path, data_root=folder.absolute(), trains=False))
     except (SpeedoError, OSError, ValueError):
         return None

@@ -71,10 +71,10 @@ class TestNets:
         """Build every net; the names that a test will give, in its order."""
         names: list[str] = []
         with self._apart():
-            for index in range(len(self._parameters)):
+            for index, batches in enumerate(self._iterations):
                 net = self.build(index, share_from)
                 prefix = f"test{index}/" if index else ""
-                for output, shape in net.outputs.items():
+                for output, shape in net.outputs.items() if batches else ():
                     boxes = output in net.judged_boxes
                     names += names_of(prefix + output, 1 if boxes else torch.Size(shape).numel())
                 net.close()
