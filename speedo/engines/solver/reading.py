@@ -33,7 +33,8 @@ def read_solver(
 ) -> SolverSpec:
     """Read a solver and all its nets; raises `SolverError` with every problem found.
 
-    With `trains` false it may lack what only training needs. Nets are searched on this machine, data sources only where they are read (`solver_for_worker`).
+    With `trains` false it may lack what only training needs. Nets are searched on this machine, data sources only where
+    they are read (`solver_for_worker`).
     """
     path = path.absolute()
     if os.path.isdir(path):
