@@ -77,6 +77,14 @@ class ModelTested:
 
 
 @dataclass(frozen=True, slots=True)
+class MasterBegan:
+    """A master writes the lines from here on; `records` are those of an epoch, None if that is not known."""
+
+    records: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """A worker takes part from now on; `host` is empty where that is not known."""
 
@@ -146,6 +154,7 @@ RunEvent = (
     ResultMerged
     | ResultDropped
     | ModelTested
+    | MasterBegan
     | WorkerJoined
     | WorkerLeft
     | BatchDivided
@@ -178,6 +187,9 @@ class EventReader:
             case "test" if not line.get("problem"):
                 at = count_of(line, "iteration"), count_of(line, "version")
                 return ModelTested(*at, metrics_of(line), seconds)
+            case "clock":
+                known = line.get("records") is not None  # earlier versions wrote none
+                return MasterBegan(count_of(line, "records") if known else None, seconds)
             case "joined":
                 return WorkerJoined(count_of(line, "worker"), text_of(line, "host"), seconds)
             case "left" | "set-aside" if not self._finished:
