@@ -353,7 +353,7 @@ def _text(kind: str, text: str, x: float, y: float, anchor: str = "start") -> st
 def _block(
     kind: str, text: str, x: float, wide: float
 ) -> tuple[Callable[[float], list[str]], float]:
-    """A text in lines that fit: it makes the elements from the y of its first line, and is this much taller than one."""
+    """A text in lines that fit: what makes it from the y of its first line, and how much taller than one line it is."""
     lines = wrap(text, int(wide / LETTERS[kind]), max_lines=MOST_LINES, placeholder=" ...") or [""]
 
     def at(y: float) -> list[str]:

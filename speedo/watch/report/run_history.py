@@ -76,8 +76,9 @@ class RunHistory:
     """One run. `ends` are the images merged after each piece of training, `seconds` when that was.
 
     `losses` are the mean training losses of the pieces, NaN where a loss was not finite; `began` is when training
-    began, and `resumes` are the images at which it was resumed. `records` are those of an epoch. `turns` has the seconds of a turn and of its parts,
-    means over all turns. `wanted` is the number of workers that the run was started with.
+    began, and `resumes` are the images at which it was resumed. `records` are those of an epoch. `turns` has the
+    seconds of a turn and of its parts, means over all turns. `wanted` is the number of workers that the run was started
+    with.
     """
 
     name: str
