@@ -13,7 +13,14 @@ import numpy as np
 
 from speedo.engines.export.deploy import Deploy, batch_axes, with_batch
 from speedo.engines.export.differences import difference
-from speedo.engines.export.layered import FixedBatchError, Layered, draw_inputs, file_title, found_in, layered
+from speedo.engines.export.layered import (
+    FixedBatchError,
+    Layered,
+    draw_inputs,
+    file_title,
+    found_in,
+    layered,
+)
 from speedo.engines.export.source import read_source
 from speedo.engines.export.steps import Dims, Shape, dims_of
 from speedo.engines.export.transform import Transform

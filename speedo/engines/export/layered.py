@@ -133,7 +133,9 @@ def draw_inputs(net: Any, rng: np.random.Generator) -> dict[str, Any]:
 
 def found_in(layers: Iterable[Any], outputs: Collection[str]) -> frozenset[str]:
     """Those of these outputs that have a row for each thing that one of the layers has found."""
-    searching = [one for one in layers if one.type in exporters() and exporters()[one.type].searches]
+    searching = [
+        one for one in layers if one.type in exporters() and exporters()[one.type].searches
+    ]
     return frozenset(str(top) for one in searching for top in one.top).intersection(outputs)
 
 

@@ -27,9 +27,8 @@ from speedo.watch.export.means import Means, TestedIterations
 
 PREFIX: Final = "events.out.tfevents."
 LEAST_S: Final = 0.2  # between two points of a curve, at least
-POINTS: Final = (
-    1000  # then this many until time has grown by a factor of e: what TensorBoard shows of a curve
-)
+# Then this many until time has grown by a factor of e: what TensorBoard shows of a curve.
+POINTS: Final = 1000
 BINS: Final = 60  # of a histogram
 
 

@@ -164,7 +164,9 @@ def test_what_grows_with_the_boxes_that_are_found_is_no_batch(desk: Path) -> Non
     layer = """layer { name: "out" type: "DetectionOutput" bottom: "loc" bottom: "conf" bottom: "prior" top: "out"
       detection_output_param { num_classes: 2 nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 10 } }"""
     (desk / "boxes.prototxt").write_text(boxes + layer)
-    done = speedo("export", "--net", "boxes.prototxt", "--engine", "torch", "--deploy", "d.prototxt")
+    done = speedo(
+        "export", "--net", "boxes.prototxt", "--engine", "torch", "--deploy", "d.prototxt"
+    )
     assert done.exit_code == 0, done.output
     assert "-> out (1, 1, found, 7)" in done.output
 
