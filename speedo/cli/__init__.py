@@ -4,7 +4,6 @@ import gc
 
 from speedo.system.import_order import put_ours_first
 
-gc.set_threshold(
-    50_000
-)  # at its usual 700, a sixth of the time of the imports is a search for garbage
+# At its usual 700, a sixth of the time of the imports is a search for garbage.
+gc.set_threshold(50_000)
 put_ours_first()  # before click, or anything else of ours that a folder on PYTHONPATH may hide

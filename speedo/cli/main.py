@@ -129,9 +129,8 @@ class Commands(click.Group):
             if error.errno in NO_FILES:
                 complain(f"{error.strerror}: raise the limit with `ulimit -n` and try again")
                 sys.exit(1)
-            if (
-                error.errno not in NOBODY_READS
-            ):  # the reader of our output, such as head, has closed it
+            # Of these the reader of our output, such as head, has closed it.
+            if error.errno not in NOBODY_READS:
                 _end_with(unforeseen(error))
         except Exception as error:
             _end_with(unforeseen(error))

@@ -33,7 +33,7 @@ from speedo.system.foreign_text import clean_text
 )  # fmt: skip
 @click.option(
     "--records", type=click.IntRange(1, LARGEST_INT32), metavar="N",
-    help="Training records of an epoch.  [default: those of the first run's solver]",
+    help="Training records of an epoch.  [default: those of the first run]",
 )  # fmt: skip
 @click.option("--title", metavar="TEXT", help="Title of the page.")
 @click.option(
@@ -61,7 +61,6 @@ def report(
 
     if png and (words := why_none()):
         raise ConfigError(words)
-    from speedo.run.records import records_of
     from speedo.watch.first_failure import kept_failure
     from speedo.watch.report.figures import figures_of
     from speedo.watch.report.files import write_picture, write_report
@@ -81,9 +80,10 @@ def report(
         where = f"{runs[0]} holds" if len(runs) == 1 else "these runs hold"
         raise ConfigError(f"{where} no merged result yet: there is nothing to report")
     if records is None:
-        records = next(filter(None, map(records_of, (run.options for run in histories))), None)
+        records = next((run.records for run in histories if run.records), None)
     figures = figures_of(histories, records=records, target=target_loss, measure=measure)
-    if measure == "test" and not figures.targets and target_loss is None:
+    without = not any(len(curve.loss) for curve in figures.reference.curves)
+    if measure == "test" and without and target_loss is None:
         raise ConfigError(
             f"--loss test: {figures.reference.label} has no test with a loss; use --loss train, or give --target-loss"
         )

@@ -18,7 +18,6 @@ from speedo.cli.run_options import PATH, RunCommand, options_named
 from speedo.cli.say import say
 from speedo.data.remote.uris import uri_of
 from speedo.engines.make import EngineChoice, is_installed
-from speedo.errors import ConfigError
 from speedo.run.config.engine_checks import with_device
 from speedo.system.bounds import LARGEST_INT32, EngineName
 from speedo.system.foreign_text import MOST_NAME, clean_text
@@ -118,6 +117,7 @@ def score(
     from speedo.study.scoring.models import models_of, options_of
     from speedo.study.scoring.report import as_fields, as_lines, as_table, int8_fields, int8_lines
     from speedo.study.scoring.score import score_models
+    from speedo.watch.scores import why_unavailable
 
     if not int8 and (int8_batches or int8_ranges):
         raise click.UsageError(
@@ -159,6 +159,9 @@ def score(
                 spec, models[0], workers, progress, choice, calibration, progress.note
             )
         scores = list(score_models(spec, models, workers, progress, choice))
+        for one in scores:
+            if why := why_unavailable(one.metrics):
+                progress.note(f"the test of {one.model.path.name} {why}")
     if quantised is not None:
         if as_json:
             say(json.dumps(int8_fields(scores[0], quantised, used)))
@@ -232,8 +235,6 @@ def _tests(
     check_tests(spec)
     for one in read:
         convert_databases(one, note)
-    if not all(spec.test_iter):
-        raise ConfigError(f"{path}: a test_iter is 0; use 1 or more, or give --iterations")
     return spec, training
 
 

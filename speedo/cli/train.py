@@ -139,7 +139,7 @@ def run_with(
             result = launch.serve_master(config, watch, token_file)
         else:
             result = (launch.train if config.ray is None else launch.train_on_ray)(config, watch)
-    untested = "no test net" if config.final_test else "not tested at the end"
+    untested = "no test" if config.final_test else "not tested at the end"
     _print(result, "trained" if config.own else untested, scores=not config.own)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+import numpy as np
 from google.protobuf import text_format
 
 from speedo.engines.average_precision import by_class
@@ -27,8 +28,9 @@ from speedo.system.shared_lmdb import SharedLmdb
 # What a DetectionEvaluate layer made of a share: its rows, the form of the average precision, and whether each class
 # is reported. It goes through JSON.
 Detections = Mapping[str, Any]
-# What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches.
-Part = Sequence[tuple[Mapping[str, float | Detections], int]]
+# What a share of a test found: of each net the sums of its outputs over the batches, and the number of batches. None
+# stands for a sum that is not finite because BatchNorm has no statistics yet.
+Part = Sequence[tuple[Mapping[str, float | Detections | None], int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,9 @@ def combined(parts: Sequence[Part]) -> dict[str, float]:
 
     Of boxes it is the mean average precision.
     An output of several values gives `name/0`, `name/1`, ..., one of more than `MOST_VALUES` their mean; names of net
-    `k`, from the second, begin with `test{k}/`.
-    Raises `EngineError` for a mean that is not finite.
+    `k`, from the second, begin with `test{k}/`. NaN stands for an output that is not available before BatchNorm has
+    statistics.
+    Raises `EngineError` for any other mean that is not finite.
     """
     metrics: dict[str, float] = {}
     for index, shares in enumerate(zip(*parts, strict=True)):
@@ -74,7 +77,11 @@ def combined(parts: Sequence[Part]) -> dict[str, float]:
             if boxes:
                 metrics |= _precisions(prefix + name, boxes)
                 continue
-            value = math.fsum(one for one in found if not isinstance(one, Mapping)) / batches
+            numbers = [one for one in found if one is not None and not isinstance(one, Mapping)]
+            if len(numbers) < len(found):
+                metrics[prefix + name] = math.nan
+                continue
+            value = math.fsum(numbers) / batches
             if not math.isfinite(value):
                 raise EngineError(
                     f"the test output {prefix}{name} is {value}: training has diverged; "
@@ -82,6 +89,23 @@ def combined(parts: Sequence[Part]) -> dict[str, float]:
                 )
             metrics[prefix + name] = value
     return metrics
+
+
+def known_sums(sums: Mapping[str, float], *, statistics: bool) -> dict[str, float | None]:
+    """The sums of a share; `statistics` says whether every BatchNorm layer that uses them has some.
+
+    Without any Caffe divides by the root of eps, which multiplies by 316 at each layer: a deep net overflows. That is
+    no divergence, and Caffe continues.
+    """
+    return {name: one if statistics or math.isfinite(one) else None for name, one in sums.items()}
+
+
+def uses_statistics(param: Any) -> bool:
+    """Whether this layer of a test net normalizes by running sums. Caffe: layers/batch_norm_layer.cpp."""
+    own = param.batch_norm_param
+    return param.type == "BatchNorm" and (
+        own.use_global_stats or not own.HasField("use_global_stats")
+    )
 
 
 def _precisions(name: str, parts: Sequence[Detections]) -> dict[str, float]:
@@ -126,9 +150,11 @@ class TestNets:
     def outputs(self, train_net: Any) -> tuple[str, ...]:
         """Build every net and share the parameters; the names that a test will give, in its order."""
         names: list[str] = []
-        for index in range(len(self._parameters)):
+        for index, batches in enumerate(self._iterations):
             net = self.build(index)
             net.share_with(train_net)
+            if not batches:
+                continue
             prefix = f"test{index}/" if index else ""
             for output in net._outputs:
                 names += names_of(prefix + net._blob_names[output], net._blobs[output].count)
@@ -144,23 +170,26 @@ class TestNets:
         take_weights: Callable[[Any], None],
         share: Share,
         passed: Callable[[int], None],
-    ) -> tuple[dict[str, float], int]:
+    ) -> tuple[dict[str, float | None], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
         sums: dict[str, float] = {}
         if not batches:
-            return sums, 0
+            return {}, 0
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
         net, read = self._kept.pop(index) if index in self._kept else (self.build(index), 0)
         take_weights(net)
         forward, samples = ForwardPass(net, self._parameters[index]), _samples(net)
         for _ in range((batches.start - read) % iterations):
             forward.read()
-        outputs = [(net._blob_names[i], net._blobs[i]) for i in net._outputs]
+        scores = _scores(net)
+        outputs = [(net._blob_names[i], net._blobs[i], scores.get(i)) for i in net._outputs]
         for _ in batches:
             forward.run()
-            for name, blob in outputs:
+            for name, blob, judged in outputs:
                 data = blob.data.reshape(-1)
+                if judged is not None and np.isnan(judged.data).any():
+                    data = np.full_like(data, np.nan)
                 keys = names_of(name, data.size)
                 values = data.tolist() if len(keys) == data.size else [float(data.mean(dtype="d"))]
                 for key, value in zip(keys, values, strict=True):
@@ -168,7 +197,8 @@ class TestNets:
             passed(samples)
         if ends_with_the_data(self._parameters[index], iterations):
             self._kept[index] = (net, batches.stop % iterations)
-        return sums, len(batches)
+        statistics = _has_statistics(net, self._parameters[index])
+        return known_sums(sums, statistics=statistics), len(batches)
 
     def build(self, index: int) -> Any:
         """A new net, whose data begin with the first record."""
@@ -177,6 +207,25 @@ class TestNets:
         # The constructor overwrites the level of the file's own state (Caffe: net.cpp).
         level = self._parameters[index].state.level
         return self._caffe.Net(str(self._files[index]), self._caffe.TEST, level=level)
+
+
+def _scores(net: Any) -> dict[int, Any]:
+    """By the number of each Accuracy layer's tops its scores: of scores that are NaN Caffe's layer makes 1.0."""
+    return {
+        top: net._blobs[net._bottom_ids(at)[0]]
+        for at, layer in enumerate(net.layers)
+        if layer.type == "Accuracy"
+        for top in net._top_ids(at)
+    }
+
+
+def _has_statistics(net: Any, parameter: Any) -> bool:
+    names = {layer.name for layer in parameter.layer if uses_statistics(layer)}
+    return all(
+        float(layer.blobs[2].data[0])
+        for name, layer in zip(net._layer_names, net.layers, strict=True)
+        if name in names and layer.type == "BatchNorm"
+    )
 
 
 def _samples(net: Any) -> int:

@@ -157,7 +157,7 @@ class Driver:
             self._carry_out_all([Evaluate(self.center.version, self.coordinator.iteration)])
         while self._finish is None:
             self._step()
-        if self._first_train is not None:
+        if self._first_train is not None or self._nothing_to_train:
             self._checkpoint()  # first: there may be no time for the rest
             if self.final_test:
                 self._test(Evaluate(self.center.version, self.coordinator.iteration))
@@ -177,6 +177,11 @@ class Driver:
             tested.metrics if tested is not None else {},
             tested.problem if tested is not None else "",
         )
+
+    @property
+    def _nothing_to_train(self) -> bool:
+        """Whether `max_iter` is 0: as with Caffe, the run tests and writes the weights that it begins with."""
+        return self.coordinator.plan.samples == 0
 
     def _step(self) -> None:
         first_missed = self._first_missed()
@@ -357,7 +362,8 @@ class Driver:
                 self.cluster.send(command)
 
     def _last_snapshot(self) -> None:
-        if self.snapshots is not None and self.coordinator.samples > 0:  # else there is no model
+        there_is_one = self.coordinator.samples > 0 or self._nothing_to_train
+        if self.snapshots is not None and there_is_one:
             self._write_snapshot(partial(self.snapshots.taken_at_end, self.coordinator.iteration))
 
     def _write_snapshot(self, take: Callable[[], TakenSnapshot | None]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Protocol
 
 from speedo.messages import Elapsed, KeepBest
@@ -68,6 +69,8 @@ class Stopping:
         if watched is None or watched.output not in metrics:
             return TestVerdict(reason)
         value = metrics[watched.output]
+        if isnan(value):  # not available, so neither better nor worse
+            return TestVerdict(reason)
         if watched.is_better(value, self.best):
             self.best, self.best_iteration, self.since_best = value, iteration, 0
             better = watched

@@ -356,7 +356,7 @@ def _run_log(run_dir: Path, board: StatusBoard, *, resumed: bool) -> MetricsLog:
     try:
         now = time.monotonic()
         log = MetricsLog(run_dir, now, resumed=resumed, tell=board.trouble_with_log)
-        log.clock(datetime.now(UTC), now)
+        log.clock(datetime.now(UTC), now, board.records)
         return log
     except OSError as error:
         what = f"{run_dir / METRICS} cannot be copied to continue"

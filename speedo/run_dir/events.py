@@ -68,11 +68,19 @@ class ResultDropped:
 
 @dataclass(frozen=True, slots=True)
 class ModelTested:
-    """A version of the center was tested; `metrics` are the outputs of the test by name."""
+    """A version of the center was tested; `metrics` are the outputs of the test by name; NaN is no number."""
 
     iteration: int
     version: int
     metrics: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MasterBegan:
+    """A master writes the lines from here on; `records` are those of an epoch, None if that is not known."""
+
+    records: int | None
     seconds: float
 
 
@@ -146,6 +154,7 @@ RunEvent = (
     ResultMerged
     | ResultDropped
     | ModelTested
+    | MasterBegan
     | WorkerJoined
     | WorkerLeft
     | BatchDivided
@@ -178,6 +187,9 @@ class EventReader:
             case "test" if not line.get("problem"):
                 at = count_of(line, "iteration"), count_of(line, "version")
                 return ModelTested(*at, metrics_of(line), seconds)
+            case "clock":
+                known = line.get("records") is not None  # earlier versions wrote none
+                return MasterBegan(count_of(line, "records") if known else None, seconds)
             case "joined":
                 return WorkerJoined(count_of(line, "worker"), text_of(line, "host"), seconds)
             case "left" | "set-aside" if not self._finished:

@@ -101,9 +101,12 @@ class MetricsLog:
         self._merged = (0, 0)  # the last version, and its iteration
         self._iterations: dict[int, int] = {}  # of the versions that are being tested
 
-    def clock(self, at: datetime, now: float) -> None:
-        """Write what a clock on the wall shows at `now`, so that the log can be laid beside other logs."""
-        self._write(now, "clock", {"at": at.isoformat(timespec="milliseconds")})
+    def clock(self, at: datetime, now: float, records: int | None) -> None:
+        """Write what a clock on the wall shows at `now`, so that the log can be laid beside other logs.
+
+        And how many records an epoch has, None if that is not known: where the log is read, there may be no data.
+        """
+        self._write(now, "clock", {"at": at.isoformat(timespec="milliseconds"), "records": records})
 
     def resume(self, epoch: int, counters: Counters | None, now: float, cause: str = "") -> None:
         """The run continues from this checkpoint, or begins anew: what was merged after it is undone.

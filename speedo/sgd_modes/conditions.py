@@ -50,9 +50,7 @@ class Watched:
     higher: bool
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether this value is better than the best so far; an equal one is not, nor is NaN."""
-        if isnan(value):
-            return False
+        """Whether this value is better than the best so far; an equal one is not."""
         return best is None or (value > best if self.higher else value < best)
 
 
@@ -104,9 +102,9 @@ def score_among(outputs: Iterable[str]) -> str | None:
 
 
 def score_in(metrics: Mapping[str, float]) -> float | None:
-    """Its value."""
+    """Its value; None also where that is not available."""
     output = score_among(metrics)
-    return None if output is None else metrics[output]
+    return None if output is None or isnan(metrics[output]) else metrics[output]
 
 
 def name_of_score(outputs: Iterable[str]) -> str:

@@ -298,8 +298,7 @@ def progress_parts(
 
 def scores_parts(metrics: Mapping[str, float | None], iteration: int) -> list[str]:
     """The last test in words, if there was one."""
-    known = {name: value for name, value in metrics.items() if value is not None}
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in short_scores(known).items())
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in short_scores(metrics).items())
     return [f"test at {iteration}: {scores}"] if metrics else []
 
 

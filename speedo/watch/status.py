@@ -31,6 +31,7 @@ from speedo.messages import (
 )
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.system.runs_at import RunsAt
+from speedo.watch.scores import why_unavailable
 
 NOTICES = 20  # of the latest that a status carries
 STORE_BACK: Final = "the store is back: training continues"
@@ -199,6 +200,7 @@ class StatusBoard:
     _first: float | None = None
     _now: float = 0.0
     _noted_worker: int = -1  # whose wait for the store was noted
+    _no_statistics: bool = False  # whether that was noted
 
     def name_host(self, worker: int, host: str) -> None:
         self._lines.setdefault(worker, _Line()).host = host
@@ -280,6 +282,9 @@ class StatusBoard:
                 self.testing = ""
                 self.metrics = event.metrics
                 self.tested_iteration = self._iterations.pop(event.version, self.iteration)
+                if not self._no_statistics and (why := why_unavailable(event.metrics)):
+                    self._no_statistics = True
+                    self.notice(f"the test at iteration {self.tested_iteration} {why}")
             case Tested():
                 self.testing = ""
                 iteration = self._iterations.pop(event.version, self.iteration)

@@ -60,7 +60,7 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
     ]
     if run["metrics"]:
         scores = ", ".join(
-            f"{name} {number(value)}" for name, value in short_scores(run["metrics"]).items()
+            f"{name} {value:.4f}" for name, value in short_scores(run["metrics"]).items()
         )
         lines.append(f"  last test  at {run['tested_iteration']}: {scores}")
     dropped = run.get("dropped")
@@ -135,11 +135,6 @@ def in_words(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def number(value: float | None) -> str:
-    """Four decimal places; `not finite` for None."""
-    return "not finite" if value is None else f"{value:.4f}"
 
 
 def outcome_of(run_dir: Path) -> tuple[dict[str, Any] | None, str]:

@@ -47,7 +47,7 @@ def write_homes(folder: Path) -> None:
     home("other-shapes", net.replace("num_output: 6", "num_output: 5"))
     home("gpu", solver_mode="GPU")
     home("momentum", momentum=2)
-    home("rate", base_lr=0)
+    home("rate", base_lr=-1)
     many = net_text(train=str(folder / "many"), test=str(folder / "many"))
     home("short-record", many.replace("kernel_size: 3", "kernel_size: 1"))
     home("no-batch", net.replace("batch_size: 8", "batch_size: 0"))

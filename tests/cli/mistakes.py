@@ -42,7 +42,7 @@ def _solvers() -> Iterator[Mistake]:
         ("no-records", "empty, which holds no record", "create it again"),
         ("gpu", "solver_mode is GPU, but this Caffe was built for the CPU only", "give --device cpu"),
         ("momentum", "momentum is 2", "use 0 or more and less than 1"),
-        ("rate", "base_lr is 0", "use a learning rate above 0"),
+        ("rate", "base_lr is -1", "use a learning rate of 0 or more"),
         ("policy", "lr_policy 'step' needs stepsize", "add it"),
         ("no-batch", "layer 'data' has batch_size 0", "use 1 or more"),
         ("mean", "mean.binaryproto, which is not one, or is truncated", "create it again"),

@@ -75,6 +75,15 @@ def test_nan_is_never_the_best_of_tests() -> None:
     assert [one is not None for one in found] == [False, True]
 
 
+def test_a_test_without_a_number_is_neither_better_nor_one_without_progress() -> None:
+    stopping = Stopping(StopRules(patience=1))
+    verdicts = [
+        stopping.tested({"loss": value}, at) for at, value in enumerate([float("nan"), 2.0])
+    ]
+    assert [one.reason for one in verdicts] == ["", ""]
+    assert (stopping.best, stopping.since_best) == (2.0, 0)
+
+
 def test_the_time_of_earlier_parts_counts() -> None:
     limit = TimeLimit(10.0, seconds_before=7.0)
     assert limit.passed(100.0) is None  # nobody trains yet

@@ -15,7 +15,7 @@ from speedo.master.driver import Driver
 from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
 from speedo.run_dir.directory import METRICS
-from speedo.run_dir.events import OtherLine, read_events
+from speedo.run_dir.events import MasterBegan, read_events
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -38,18 +38,20 @@ def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Pat
     assert lines[1]["timings"] == {"compute": 0.25}
 
 
-def test_each_master_says_what_a_clock_on_the_wall_shows(tmp_path: Path) -> None:
+def test_each_master_says_what_a_clock_on_the_wall_shows_and_how_many_records_there_are(
+    tmp_path: Path,
+) -> None:
     for start, resumed in ((100.0, False), (7.0, True)):
         log = MetricsLog(tmp_path, start=start, resumed=resumed)
-        log.clock(datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC), start + 1.5)
+        log.clock(datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC), start + 1.5, 160)
         log.close()
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     at = "2026-01-02T03:04:05.678+00:00"
     assert lines == [
-        {"time": 1.5, "event": "clock", "at": at},
-        {"time": 3.0, "event": "clock", "at": at},
+        {"time": 1.5, "event": "clock", "at": at, "records": 160},
+        {"time": 3.0, "event": "clock", "at": at, "records": 160},
     ]
-    assert [type(event) for event in read_events(tmp_path)] == [OtherLine, OtherLine]
+    assert list(read_events(tmp_path)) == [MasterBegan(160, 1.5), MasterBegan(160, 3.0)]
 
 
 def test_what_json_has_no_word_for_does_not_end_the_run(tmp_path: Path) -> None:

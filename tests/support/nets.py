@@ -55,6 +55,18 @@ layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
 layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "bn" }
 layer { name: "scale" type: "Scale" bottom: "bn" top: "top" scale_param { bias_term: true } }
 """
+# Caffe normalizes by running sums that are 0 until the first step: each layer multiplies by 316, and floats overflow.
+DEEP_NORM = (
+    "".join(
+        f"""
+layer {{ name: "conv{at}" type: "Convolution" bottom: "{f"norm{at - 1}" if at else "data"}" top: "conv{at}"
+  convolution_param {{ num_output: 4 kernel_size: 3 pad: 1 bias_term: false weight_filler {{ type: "msra" }} }} }}
+layer {{ name: "norm{at}" type: "BatchNorm" bottom: "conv{at}" top: "norm{at}" }}
+"""
+        for at in range(18)
+    )
+    + 'layer { name: "sig" type: "Sigmoid" bottom: "norm17" top: "top" }'
+)
 SHARED = """
 layer { name: "first" type: "InnerProduct" bottom: "data" top: "first"
   param { name: "w" } param { name: "b" }

@@ -186,6 +186,17 @@ def test_metrics_are_shown_with_the_iteration_they_belong_to(board: StatusBoard)
     assert board.status(4.0).metrics == {"accuracy": 0.5}
 
 
+def test_that_batchnorm_has_no_statistics_yet_is_said_once(board: StatusBoard) -> None:
+    nothing = {"accuracy": float("nan"), "loss": float("nan")}
+    for version in (0, 1):
+        board.saw(messages.Tested(version, nothing), 1.0)
+    status = board.status(1.0)
+    assert [line.partition(":")[0] for line in status.notices] == [
+        "the test at iteration 0 has no number for accuracy, loss"
+    ]
+    assert "test at 0: accuracy nan, loss nan" in plain_line(status)
+
+
 def test_a_board_does_not_grow_with_the_run(board: StatusBoard) -> None:
     for version in range(1, 5001):
         board.did(Merge(version, version, 10 * version, 1.0, (part(0, version),)), version / 10)

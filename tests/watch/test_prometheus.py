@@ -119,7 +119,7 @@ def test_tests_parts_of_a_turn_and_checkpoints_are_told(metrics: PrometheusMetri
         train(1),
         Trained(0, 1, 1, 0.5, 10, {"compute": 0.5, "fetch": 0.25}),
         merge(1),
-        messages.Tested(1, {"accuracy": 0.75}),
+        messages.Tested(1, {"accuracy": 0.75, "loss": float("nan")}),
         messages.Tested(2, {}, "no answer"),
         Checkpointed(1, 1, 0.5, 1000),
         Checkpointed(1, 1, 0.5, 0, "the disk is full"),
@@ -128,6 +128,7 @@ def test_tests_parts_of_a_turn_and_checkpoints_are_told(metrics: PrometheusMetri
         metrics.take(one, 1.0)
     read = scraped(metrics)
     assert read["speedo_test_result", (("output", "accuracy"),)] == 0.75
+    assert ("speedo_test_result", (("output", "loss"),)) not in read
     assert (read["speedo_tests_total", ()], read["speedo_failed_tests_total", ()]) == (1, 1)
     assert read["speedo_turn_part_seconds_sum", (("part", "compute"),)] == 0.5
     assert read["speedo_turn_part_seconds_count", (("part", "master_merge"),)] == 1

@@ -13,7 +13,14 @@ import numpy as np
 
 from speedo.engines.export.deploy import Deploy, batch_axes, with_batch
 from speedo.engines.export.differences import difference
-from speedo.engines.export.layered import FixedBatchError, Layered, draw_inputs, file_title, layered
+from speedo.engines.export.layered import (
+    FixedBatchError,
+    Layered,
+    draw_inputs,
+    file_title,
+    found_in,
+    layered,
+)
 from speedo.engines.export.source import read_source
 from speedo.engines.export.steps import Dims, Shape, dims_of
 from speedo.engines.export.transform import Transform
@@ -117,7 +124,8 @@ def export(
     if wanted.deploy is not None:
         files[wanted.deploy] = scratch / "deploy.prototxt"
         files[wanted.deploy].write_text(to_text(built.net), encoding="utf-8")
-        ends = _ends(built.dims, deploy.inputs, built.tries[0].computed.outputs)
+        outputs = built.tries[0].computed.outputs
+        ends = _ends(built.dims, deploy.inputs, outputs, found_in(built.net.layer, outputs))
         lines.append(f"{wanted.deploy}: {ends}")
     _write(files)
     yield from (f"left out: {one}" for one in source.spec.left_out)

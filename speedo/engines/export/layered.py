@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,7 @@ class Layered:
     @property
     def found(self) -> frozenset[str]:
         """The outputs that have a row for each thing that was found."""
-        tops = (top for layer in self.layers if layer.searches for top in layer.param.top)
-        return frozenset(tops).intersection(self.outputs)
+        return found_in((layer.param for layer in self.layers), self.outputs)
 
     def as_onnx(self) -> bytes:
         """An ONNX file. Raises `SolverError` with each layer without an equal, `FixedBatchError`."""
@@ -130,6 +129,14 @@ def draw_inputs(net: Any, rng: np.random.Generator) -> dict[str, Any]:
                 if values is not None:
                     drawn[name] = np.ascontiguousarray(values, np.float32)
     return drawn
+
+
+def found_in(layers: Iterable[Any], outputs: Collection[str]) -> frozenset[str]:
+    """Those of these outputs that have a row for each thing that one of the layers has found."""
+    searching = [
+        one for one in layers if one.type in exporters() and exporters()[one.type].searches
+    ]
+    return frozenset(str(top) for one in searching for top in one.top).intersection(outputs)
 
 
 def layered(

@@ -109,14 +109,14 @@ def read_source(
                 spec, net = trained, _test_net(trained)
         return Source(net, spec.net_files[-1], replace(spec, engine=choice.engine))
     overrides = SolverOverrides(cpu=True, engine=choice.engine, ignore_unknown=ignore_unknown)
-    spec = read_solver(path, overrides=overrides, data_root=data_root)
+    spec = read_solver(path, overrides=overrides, data_root=data_root, trains=False)
     parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
     if not parameter.test_net_param:
         parameter.test_net_param.add().CopyFrom(parameter.train_net_param)
     del parameter.test_net_param[1:]
     parameter.test_iter[:] = [1]
     parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
-    origin = spec.net_files[1 if spec.has_test else 0]
+    origin = spec.net_files[1 if spec.test_iter else 0]
     return Source(parameter.test_net_param[0], origin, replace(spec, text=to_text(parameter)))
 
 

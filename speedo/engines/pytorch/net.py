@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from speedo.engines.evaluation import uses_statistics
 from speedo.engines.pytorch.data import SOURCES
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.flat import FlatParameters
@@ -141,6 +142,12 @@ class Net:
             for n in wired.tops
         }
         return frozenset(name for name, number in self._outputs.items() if number in tops)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether all BatchNorm layers that normalize by running sums have some."""
+        users = [wired for wired in self._wired if uses_statistics(wired.layer.param)]
+        return all(float(wired.blobs[2]) for wired in users)
 
     @property
     def batch(self) -> int:

@@ -17,6 +17,7 @@ from speedo.engines.evaluation import (
     Part,
     Share,
     ends_with_the_data,
+    known_sums,
     names_of,
 )
 from speedo.engines.pytorch.net import Net
@@ -70,10 +71,10 @@ class TestNets:
         """Build every net; the names that a test will give, in its order."""
         names: list[str] = []
         with self._apart():
-            for index in range(len(self._parameters)):
+            for index, batches in enumerate(self._iterations):
                 net = self.build(index, share_from)
                 prefix = f"test{index}/" if index else ""
-                for output, shape in net.outputs.items():
+                for output, shape in net.outputs.items() if batches else ():
                     boxes = output in net.judged_boxes
                     names += names_of(prefix + output, 1 if boxes else torch.Size(shape).numel())
                 net.close()
@@ -106,7 +107,7 @@ class TestNets:
         share: Share,
         take_weights: Callable[[Net], None],
         passed: Callable[[int], None],
-    ) -> tuple[dict[str, float | Detections], int]:
+    ) -> tuple[dict[str, float | Detections | None], int]:
         iterations = self._iterations[index]
         batches = share.of(iterations)
         sums: dict[tuple[str, ...], Tensor] = {}
@@ -134,6 +135,7 @@ class TestNets:
                     sums[keys] = sums[keys] + values if keys in sums else values
                 passed(net.batch)
             net.check_indices()
+            statistics = net.has_statistics
         except BaseException:
             net.close()
             raise
@@ -142,15 +144,12 @@ class TestNets:
         else:
             net.close()
         found: dict[str, float] = {}
-        for (
-            keys,
-            total,
-        ) in sums.items():  # below a Filter layer an output has other sizes in other batches
+        # Below a Filter layer an output has other sizes in other batches.
+        for keys, total in sums.items():
             for key, value in zip(keys, total.tolist(), strict=True):
                 found[key] = found.get(key, 0.0) + value
-        return found | {name: {**self._judging, "rows": rows} for name, rows in boxes.items()}, len(
-            batches
-        )
+        judged = {name: {**self._judging, "rows": rows} for name, rows in boxes.items()}
+        return {**known_sums(found, statistics=statistics), **judged}, len(batches)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

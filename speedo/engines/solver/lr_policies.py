@@ -103,7 +103,7 @@ class LrPolicy:
                 base = float32(1.0 + float32(float32(self.gamma) * iteration))
                 return float32(_power(base, -self.power))
             case "poly":
-                done = min(float32(iteration / self.max_iter), 1.0)
+                done = min(float32(iteration / self.max_iter), 1.0) if self.max_iter else 1.0
                 return float32(_power(float32(1.0 - done), self.power))
             case "sigmoid":
                 exponent = float32(-self.gamma * (iteration - self.stepsize))

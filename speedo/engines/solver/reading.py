@@ -25,11 +25,16 @@ _NET_FIELDS = (
 
 
 def read_solver(
-    path: Path, *, overrides: SolverOverrides | None = None, data_root: Path | None = None
+    path: Path,
+    *,
+    overrides: SolverOverrides | None = None,
+    data_root: Path | None = None,
+    trains: bool = True,
 ) -> SolverSpec:
     """Read a solver and all its nets; raises `SolverError` with every problem found.
 
-    Nets are searched on this machine, data sources only where they are read (`solver_for_worker`).
+    With `trains` false it may lack what only training needs. Nets are searched on this machine, data sources only where
+    they are read (`solver_for_worker`).
     """
     path = path.absolute()
     if os.path.isdir(path):
@@ -45,7 +50,7 @@ def read_solver(
     read_text(path, parameter, left_out)
     apply_overrides(parameter, overrides)
 
-    problems = solver_problems(parameter, path, overrides.engine)
+    problems = solver_problems(parameter, path, overrides.engine, trains=trains)
     reader = _NetReader(parameter, path, search, left_out)
     inlined = reader.inline()
     problems += reader.problems

@@ -45,11 +45,13 @@ def read_tests(
         spec = read_net(path, data_root, iterations or USUAL_ITERATIONS, ignore_unknown)
     else:
         overrides = SolverOverrides(cpu=cpu, engine=engine, ignore_unknown=ignore_unknown)
-        spec = read_solver(path, overrides=overrides, data_root=data_root)
-        if not spec.has_test:
+        spec = read_solver(path, overrides=overrides, data_root=data_root, trains=False)
+        if not spec.test_iter:
             raise SolverError(
                 f"{path}: has no test net: add test_iter, or give the file of a net with --iterations"
             )
+        if iterations is None and not spec.has_test:
+            raise SolverError(f"{path}: test_iter is 0: use 1 or more, or give --iterations")
     parameter = parse_text(spec.text, caffe_proto().SolverParameter())
     tests = list(parameter.test_net_param)
     parameter.train_net_param.CopyFrom(tests[0])
@@ -77,7 +79,7 @@ def read_training(tests: SolverSpec) -> SolverSpec:
         spec = read_net(path, tests.data_root, 1, unknown, phase="TRAIN")
     else:
         overrides = SolverOverrides(cpu=True, engine=tests.engine, ignore_unknown=unknown)
-        spec = read_solver(path, overrides=overrides, data_root=tests.data_root)
+        spec = read_solver(path, overrides=overrides, data_root=tests.data_root, trains=False)
     parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
     net, readers = parameter.train_net_param, data_layers(parameter.train_net_param)
     if not readers:

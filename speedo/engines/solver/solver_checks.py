@@ -22,9 +22,16 @@ _TOLD_APART: Final = ("base_lr", "momentum")  # with bounds of their own
 _WITHOUT_MOMENTUM: Final = ("AdaGrad", "RMSProp")
 
 
-def solver_problems(parameter: Any, path: Path, engine: EngineName = "caffe") -> list[str]:
-    """Every problem in the fields of a SolverParameter, each beginning with the file's name."""
-    checks = [_nets, _tests, _length, _numbers, _rate, _type, _momentum, _regularization]
+def solver_problems(
+    parameter: Any, path: Path, engine: EngineName = "caffe", *, trains: bool = True
+) -> list[str]:
+    """Every problem in the fields of a SolverParameter, each beginning with the file's name.
+
+    With `trains` false it is read for its test nets alone: what only training uses is not looked at.
+    """
+    checks = [_nets, _tests, _numbers]
+    if trains:
+        checks += [_intervals, _length, _rate, _type, _momentum, _regularization]
     if engine == "caffe":  # PyTorch computes where --device says
         checks.append(_mode)
     return [f"{path}: {problem}" for check in checks for problem in check(parameter)]
@@ -49,6 +56,14 @@ def _tests(parameter: Any) -> Iterator[str]:
     states = len(parameter.test_state)
     if states and states != max(tests, named):
         yield f"has {states} test_state for {tests} test nets: give none, or one for each test net"
+    for count in parameter.test_iter:
+        if count < 0:
+            yield f"test_iter is {count}: use 0 or more"
+
+
+def _intervals(parameter: Any) -> Iterator[str]:
+    tests = len(parameter.test_iter)
+    named = len(parameter.test_net) + len(parameter.test_net_param)
     if parameter.test_interval < 0:
         yield f"test_interval is {parameter.test_interval}: use 1 or more, or leave it out"
     elif tests and not parameter.test_interval:
@@ -58,16 +73,13 @@ def _tests(parameter: Any) -> Iterator[str]:
             f"test_interval is {parameter.test_interval} but there is no test net: "
             "add test_iter, or leave test_interval out"
         )
-    for count in parameter.test_iter:
-        if count < 1:
-            yield f"test_iter is {count}: use 1 or more"
 
 
 def _length(parameter: Any) -> Iterator[str]:
     if not parameter.HasField("max_iter"):
         yield "has no max_iter: say after how many iterations to stop"
-    elif parameter.max_iter <= 0:
-        yield f"max_iter is {parameter.max_iter}: use 1 or more"
+    elif parameter.max_iter < 0:
+        yield f"max_iter is {parameter.max_iter}: use 0 or more"
     for field in ("iter_size", "average_loss"):
         if getattr(parameter, field) < 1:
             yield f"{field} is {getattr(parameter, field)}: use 1 or more"
@@ -93,8 +105,8 @@ def _numbers(parameter: Any) -> Iterator[str]:
 def _rate(parameter: Any) -> Iterator[str]:
     if not parameter.HasField("base_lr"):
         yield "has no base_lr: give the learning rate"
-    elif not (parameter.base_lr > 0 and math.isfinite(parameter.base_lr)):
-        yield f"base_lr is {parameter.base_lr:g}: use a learning rate above 0"
+    elif not (parameter.base_lr >= 0 and math.isfinite(parameter.base_lr)):
+        yield f"base_lr is {parameter.base_lr:g}: use a learning rate of 0 or more"
     policy = parameter.lr_policy
     if not policy:
         yield f"has no lr_policy: use one of {', '.join(REQUIRED)}"

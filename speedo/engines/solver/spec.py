@@ -149,8 +149,8 @@ class SolverSpec:
 
     @property
     def has_test(self) -> bool:
-        """Whether there is a test net."""
-        return bool(self.test_iter)
+        """Whether a test computes anything: with `test_iter: 0` Caffe builds the net and runs no batch."""
+        return any(self.test_iter)
 
 
 def apply_overrides(parameter: Any, overrides: SolverOverrides) -> None:

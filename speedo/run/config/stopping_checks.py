@@ -80,7 +80,7 @@ def problems_with_tests(config: Stops, *, has_test: bool, test_interval: int) ->
     if not has_test:
         those = [*needing, *(["keep_best"] if config.keep_best else [])]
         return [
-            f"{name} needs a test net, and the solver has none; add one with its test_iter, or leave {name} out"
+            f"{name} needs a test net with a test_iter above 0, and the solver has none; add one, or leave {name} out"
             for name in those
         ]
     if needing and not (test_interval or _phases_test(config)):

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from speedo.engines.solver import (
     solver_for_tester,
     solver_for_worker,
 )
+from speedo.engines.solver.data_layers import count_records
 from speedo.errors import ConfigError, SpeedoError
 from speedo.run.chosen_solver import chosen_solver
 from speedo.run.engine_choice import choice_of
@@ -83,6 +85,8 @@ class Sequential:
     def run(self) -> None:
         """Train to the end. Raises `EngineError`, `OSError`."""
         spec, batch = self._spec, self._spec.batch
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._write("clock", at=now, records=count_records(spec))
         self._write("joined", worker=0, incarnation=1)
         if self._tests and spec.test_initialization:
             self._test(0)

@@ -20,9 +20,8 @@ def require_for(config: RunConfig) -> None:
         Request(workers=config.workers, run_dir=place, threads=config.threads, bind=config.bind)
     )
     if parts_outside(config):
-        from speedo.study.contracts.trial import (
-            require_sound,
-        )  # the simulator, which other runs need not load
+        # It has the simulator, which other runs need not load.
+        from speedo.study.contracts.trial import require_sound
 
         require_sound(config)
 

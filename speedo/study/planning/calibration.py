@@ -20,18 +20,15 @@ MOST_COUNT: Final = 10**12
 QUANTILES: Final = 21
 
 # Assumed where nothing was measured; docs/planning.md lists them.
-MESSAGE_S: Final = (
-    0.35e-3  # half of an actor call with its answer, Ray 2.60 on one machine: 0.65 to 0.75 ms
-)
+# Half of an actor call with its answer, Ray 2.60 on one machine: 0.65 to 0.75 ms.
+MESSAGE_S: Final = 0.35e-3
 CHANNEL_S: Final = 0.05e-3  # the same through the socket between processes of one machine
 HANDLE_S: Final = 0.1e-3  # of the master for a result, beside arrays and messages: driver, coordinator, status, log
-BACKGROUND: Final = (
-    0.03  # of a core of the master's machine: Ray's own processes and those that look on
-)
+# Of a core of the master's machine: Ray's own processes and those that look on.
+BACKGROUND: Final = 0.03
 SERVER_SHARE: Final = 0.5  # of a passage through Redis, what the server's own thread takes
-MEETING_S: Final = (
-    0.03e-3  # of a member of a team for each other one; 0.007 ms where nothing else uses the caches
-)
+# Of a member of a team for each other one; 0.007 ms where nothing else uses the caches.
+MEETING_S: Final = 0.03e-3
 
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MOST_SECONDS)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=MOST_SECONDS)]

@@ -23,14 +23,12 @@ from speedo.study.planning.team_round import ring_bytes, team_round
 from speedo.study.planning.timed_center import TimedCenter, TimedServedCenter
 from speedo.study.planning.timed_cluster import TimedCluster
 
-TURNS: Final = (
-    20  # of each worker, in each run; more where there are few workers, fewer where there are many
-)
+# Of each worker, in each run; more where there are few workers, fewer where there are many.
+TURNS: Final = 20
 FEWEST_TURNS: Final = 8
 RESULTS: Final = (60, 1280)  # of all workers: at least, and beyond which there are fewer turns
-BEGINNINGS: Final = (
-    16  # workers of several runs that begin at different moments, where one run has fewer
-)
+# Workers of several runs that begin at different moments, where one run has fewer.
+BEGINNINGS: Final = 16
 PASSAGES: Final = 20_000  # of ranges, beyond which there are fewer turns
 WARM_UP: Final = 0.25  # of the results: not counted
 PARAMETERS: Final = 4  # of the stand-in for the model

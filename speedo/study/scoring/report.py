@@ -8,6 +8,7 @@ from typing import Any, Final
 from speedo.study.scoring.int8 import Int8
 from speedo.study.scoring.score import Score
 from speedo.system.foreign_text import aligned
+from speedo.system.json_lines import plain
 from speedo.watch.scores import short_scores
 
 MOST_LAYERS: Final = 5  # that are shown
@@ -18,7 +19,7 @@ def as_fields(score: Score, workers: int) -> dict[str, Any]:
     return {
         "model": str(score.model.path.absolute()),
         "iteration": score.model.iteration,
-        "metrics": dict(score.metrics),
+        "metrics": plain(score.metrics),
         "batches": list(score.batches),
         "samples": score.samples,
         "workers": workers,

@@ -12,9 +12,8 @@ from speedo.messages import Action, Evaluate, Event, Finish, Merge
 from speedo.watch.export.base import CenterCopy, Exporter, Told
 
 LOOK_S: Final = 0.25  # between two looks at what has happened
-MOST_WAITING: Final = (
-    100_000  # events and actions; a file system that hangs must not fill the memory
-)
+# Events and actions; a file system that hangs must not fill the memory.
+MOST_WAITING: Final = 100_000
 FAILED: Final = "failed"  # the problem of an exporter that is left out
 CLOSE_S: Final = 10.0  # for the rest to be written at the end
 

@@ -184,7 +184,8 @@ class PrometheusMetrics:
                 self._tests_made.inc()
                 self._tested.clear()
                 for name, value in islice(told.metrics.items(), MOST_LABELS):
-                    self._tested.labels(clean_text(name, MOST_NAME)).set(value)
+                    if not math.isnan(value):
+                        self._tested.labels(clean_text(name, MOST_NAME)).set(value)
                 self._tested_iteration.set(self._tests.of(told.version))
             case Checkpointed() if told.bytes:
                 self._checkpoints.inc()

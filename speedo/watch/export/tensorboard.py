@@ -6,6 +6,7 @@ The protocol buffers are tensorboardX's; the file is written as the run log is, 
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -26,9 +27,8 @@ from speedo.watch.export.means import Means, TestedIterations
 
 PREFIX: Final = "events.out.tfevents."
 LEAST_S: Final = 0.2  # between two points of a curve, at least
-POINTS: Final = (
-    1000  # then this many until time has grown by a factor of e: what TensorBoard shows of a curve
-)
+# Then this many until time has grown by a factor of e: what TensorBoard shows of a curve.
+POINTS: Final = 1000
 BINS: Final = 60  # of a histogram
 
 
@@ -97,9 +97,8 @@ class TensorBoardFile:
                 self._tests.ask(told.version, told.iteration)
             case Tested():
                 iteration = self._tests.of(told.version)
-                self._scalars(
-                    now, iteration, {f"test/{name}": one for name, one in told.metrics.items()}
-                )
+                known = {name: one for name, one in told.metrics.items() if not math.isnan(one)}
+                self._scalars(now, iteration, {f"test/{name}": one for name, one in known.items()})
             case Finish() if self._means.results:
                 self._point(now)
             case CenterCopy():

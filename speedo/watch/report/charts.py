@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
+from textwrap import wrap
 from typing import Any, Final
 
 WIDTH: Final = 440  # of a chart of lines, in the units of its view box
@@ -22,6 +23,10 @@ TOP: Final = 34
 BOTTOM: Final = 44
 ROW: Final = 34  # of a chart of bars
 COLOURS: Final = 8
+LINE: Final = 14  # between two lines of one text
+MOST_LINES: Final = 4
+# Units that a letter takes, somewhat more than in the page's fonts; SVG does not wrap text by itself.
+LETTERS: Final = {"name": 8.0, "name small": 7.0, "tick": 6.6}
 
 Place = Callable[[float], float]
 
@@ -196,7 +201,8 @@ def bar_chart(
     ]
     most = max([*ends, *([level[0]] if level else [])], default=1.0)
     left, right, top = 4.0, 130.0, 34.0
-    height = top + ROW * len(bars) + 10
+    labels = [_block("tick", bar.label, left, WIDTH - left) for bar in bars]
+    height = top + ROW * len(bars) + sum(tall for _, tall in labels) + 10
 
     def at(value: float) -> float:
         return left + (WIDTH - left - right) * value / most
@@ -208,14 +214,16 @@ def bar_chart(
         return _shape("path", kind, d=path)
 
     parts = [_text("name", title, left, 18)]
-    if level is not None:
-        x = at(level[0])
-        parts.append(_shape("line", "level", x1=x, x2=x, y1=top - 4, y2=height - 8))
-    for place, bar in enumerate(bars):
-        y, end = top + ROW * place, left
+    y = top
+    for bar, (label, tall) in zip(bars, labels, strict=True):
+        end = left
         kind = f"row c{bar.colour}" + (" predicted" if bar.predicted else "")
         parts.append(f'<g class="{kind}">{_title(bar.title or f"{bar.label}: {bar.text}")}')
-        parts.append(_text("tick", bar.label, left, y + 11))
+        parts += label(y + 11)
+        y += tall
+        if level is not None:
+            x = at(level[0])
+            parts.append(_shape("line", "level", x1=x, x2=x, y1=y + 14, y2=y + 31))
         if bar.value is not None:
             end = at(bar.value)
             wide = max(end - left, 1)
@@ -227,6 +235,7 @@ def bar_chart(
             parts.append(span("whisker", (bar.low, bar.high), y + 21, 4))
             end = max(end, at(bar.high))
         parts.append(_text("value", bar.text, end + 6, y + 25) + "</g>")
+        y += ROW
     return Chart(name, title, _svg(name, title, WIDTH, height, parts))
 
 
@@ -235,11 +244,13 @@ def stacked_chart(
 ) -> Chart:
     """Rows of parts (name, colour, share of 1), each row with the text at its end."""
     left, right, top = 4.0, 84.0, 34.0
-    height = top + ROW * len(rows) + 10
+    labels = [_block("tick", label, left, WIDTH - left) for label, _, _ in rows]
+    height = top + ROW * len(rows) + sum(tall for _, tall in labels) + 10
     parts = [_text("name", title, left, 18)]
-    for place, (label, shares, text) in enumerate(rows):
-        y, x = top + ROW * place, left
-        parts.append(_text("tick", label, left, y + 11))
+    y = top
+    for (label, shares, text), (lines, tall) in zip(rows, labels, strict=True):
+        parts += lines(y + 11)
+        x, y = left, y + tall
         for part, colour, share in shares:
             wide = max((WIDTH - left - right) * share, 0.0)
             said = _title(f"{label}: {part} {share:.0%}")
@@ -248,16 +259,19 @@ def stacked_chart(
             )
             x += wide
         parts.append(_text("value", text, WIDTH - right + 6, y + 25))
+        y += ROW
     return Chart(name, title, _svg(name, title, WIDTH, height, parts))
 
 
 def histogram(name: str, title: str, colour: int, counts: Sequence[tuple[str, float]]) -> Chart:
     """Upright bars of shares of 1, with their names below."""
-    width, height, left, top, bottom = 220, 150, 34, 30, 22
+    width, left, bottom = 220, 34, 22
+    heading, more = _block("name small", title, 4, width - 4)
+    height, top = 150 + more, 30 + more
     most = max((share for _, share in counts), default=1.0) or 1.0
     each = (width - left - 6) / max(len(counts), 1)
     floor = height - bottom
-    parts = [_text("name small", title, 4, 15)]
+    parts = heading(15)
     for value in ticks(0.0, most, 3):
         y = floor - (floor - top) * value / most
         parts.append(_shape("line", "grid", x1=left, x2=width - 4, y1=y, y2=y))
@@ -281,14 +295,15 @@ def lives_chart(
 ) -> Chart:
     """A row for each worker with its stays, in seconds from 0 to `end`; a death is a cross with its cause."""
     workers = sorted({worker for worker, _, _, _ in lives})
-    left, right, top, row = 70, 14, 34, 20
+    heading, more = _block("name", title, 4, WIDTH - 4)
+    left, right, top, row = 70, 14, 34 + more, 20
     height = top + row * len(workers) + 44
     end = end or 1.0
 
     def at(value: float) -> float:
         return left + (WIDTH - left - right) * min(value, end) / end
 
-    parts = [_text("name", title, 4, 18)]
+    parts = heading(18)
     marks = ticks(0.0, end)
     for value in marks:
         x = at(value)
@@ -333,6 +348,18 @@ def _shape(tag: str, kind: str, content: str = "", /, **attributes: float | str)
 
 def _text(kind: str, text: str, x: float, y: float, anchor: str = "start") -> str:
     return _shape("text", kind, escape(text), x=x, y=y, text_anchor=anchor)
+
+
+def _block(
+    kind: str, text: str, x: float, wide: float
+) -> tuple[Callable[[float], list[str]], float]:
+    """A text in lines that fit: what makes it from the y of its first line, and how much taller than one line it is."""
+    lines = wrap(text, int(wide / LETTERS[kind]), max_lines=MOST_LINES, placeholder=" ...") or [""]
+
+    def at(y: float) -> list[str]:
+        return [_text(kind, line, x, y + LINE * place) for place, line in enumerate(lines)]
+
+    return at, LINE * (len(lines) - 1.0)
 
 
 def _title(text: str) -> str:

@@ -28,9 +28,8 @@ from speedo.watch.report.run_history import RunHistory, loss_in
 Measure = Literal["train", "test"]
 Points = NDArray[np.float64]
 
-MOST_WINDOWS: Final = (
-    4  # a run is at least this many windows long, or the window is shorter than an epoch
-)
+# A run is at least this many windows long, or the window is shorter than an epoch.
+MOST_WINDOWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,8 @@ class Series:
 class Figures:
     """All that a page shows. `records` is None where the images of an epoch are not known.
 
-    `targets` has the loss to reach, for each seed of the reference and, under None, for the others. `scale` is the
+    `targets` has the loss to reach, for each seed of the reference and, under None, for the others; it is empty where
+    one series is alone and no loss was given. `scale` is the
     images of one unit of the axis of epochs, and `unit` its name.
     """
 
@@ -141,6 +142,11 @@ class Figures:
     @property
     def unit(self) -> str:
         return "epochs" if self.records else "thousand images"
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is anything to compare the reference with."""
+        return len(self.series) > 1
 
     @property
     def score(self) -> str:
@@ -204,13 +210,13 @@ def figures_of(
         one.curves = [curve_of(run, measure, window) for run in one.runs]
         one.forecast = forecasts(one.runs[0])
         one.published = PUBLISHED.get(one.mode, {}).get(one.workers, "")
-    targets = _targets(reference, target)
+    alone = len(series) == 1 and target is None
+    targets = {} if alone else _targets(reference, target)
     figures = Figures(series, reference, records, measure, window, targets, target is not None)
-    if targets:
-        for one in series:
-            _work_out(one, figures)
-        for one in series:
-            _compare(one, figures)
+    for one in series:
+        _work_out(one, figures)
+    for one in series if targets and figures.compares else ():
+        _compare(one, figures)
     return figures
 
 
@@ -246,13 +252,14 @@ def _rates(one: Series) -> dict[int | None, float]:
 
 def _work_out(one: Series, figures: Figures) -> None:
     """The figures of a series by itself."""
-    reached = _reached(one, figures)
-    one.epochs = interval_of([images / figures.scale for images in reached.values()])
-    one.not_reached = len(one.runs) - len(reached)
-    seconds = [seconds_at(run, reached[run.seed]) for run in one.runs if run.seed in reached]
-    if one.forecast is not None:
-        seconds = [images / one.forecast.images_per_s for images in reached.values()]
-    one.seconds = interval_of(seconds)
+    if figures.targets:
+        reached = _reached(one, figures)
+        one.epochs = interval_of([images / figures.scale for images in reached.values()])
+        one.not_reached = len(one.runs) - len(reached)
+        seconds = [seconds_at(run, reached[run.seed]) for run in one.runs if run.seed in reached]
+        if one.forecast is not None:
+            seconds = [images / one.forecast.images_per_s for images in reached.values()]
+        one.seconds = interval_of(seconds)
     one.images_per_s = interval_of(list(_rates(one).values()))
     end = max((run.images for run in figures.reference.runs), default=0.0)
     one.accuracy = interval_of(

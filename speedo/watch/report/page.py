@@ -95,22 +95,28 @@ def _cell(interval: Interval | None, form: str, *notes: str, strong: bool = Fals
 
 
 def _columns(figures: Figures) -> list[str]:
-    to_loss = f"{figures.unit} to the loss"
-    own = [
-        "run",
-        to_loss,
-        "epoch factor",
-        "images/s",
-        "throughput factor",
-        "speed-up to equal loss",
-    ]
-    if has_published(figures):
-        own.append("original's speed-up, CIFAR-10")
-    return [*own, "seconds to the loss", figures.score, "not merged"]
+    shown = _shown(figures)
+    names = {
+        "epochs": f"{figures.unit} to the loss", "epoch_factor": "epoch factor", "rate": "images/s",
+        "throughput_factor": "throughput factor", "speedup": "speed-up to equal loss",
+        "published": "original's speed-up, CIFAR-10", "seconds": "seconds to the loss", "score": figures.score,
+        "refused": "not merged",
+    }  # fmt: skip
+    return ["run", *(text for name, text in names.items() if name in shown)]
+
+
+def _shown(figures: Figures) -> set[str]:
+    """The columns that say something of these runs."""
+    shown = {"rate", "score", "refused"}
+    if figures.targets:
+        shown |= {"epochs", "seconds"}
+    if figures.targets and figures.compares:
+        shown |= {"epoch_factor", "throughput_factor", "speedup"}
+    return shown | ({"published"} if has_published(figures) else set())
 
 
 def _table(figures: Figures) -> list[list[Cell]]:
-    rows = []
+    rows, shown = [], _shown(figures)
     for one in figures.series:
         seeds = f"{len(one.runs)} seeds" if len(one.runs) > 1 else ""
         predicted = "predicted" if one.predicted else ""
@@ -124,22 +130,19 @@ def _table(figures: Figures) -> list[list[Cell]]:
         rate = _cell(one.images_per_s, ",.0f")
         if one.forecast is not None:
             rate = Cell(f"{one.forecast.images_per_s:,.0f}", ("predicted", f"{rate.text} here"))
-        row = [
-            Cell(one.label, (seeds,) if seeds else ()),
-            _cell(one.epochs, ".2f", missed),
-            _cell(one.epoch_factor, ".2f", bound),
-            rate,
-            _cell(one.throughput_factor, ".2f", predicted),
-            _cell(one.speedup, ".2f", bound_of_both, predicted, strong=True),
-        ]
-        if has_published(figures):
-            row.append(Cell(one.published))
-        row += [
-            _cell(one.seconds, ",.1f", predicted),
-            _cell(one.accuracy, ".4f"),
-            Cell("" if one.refused_share is None else f"{one.refused_share:.1%}"),
-        ]
-        rows.append(row)
+        cells = {
+            "epochs": _cell(one.epochs, ".2f", missed),
+            "epoch_factor": _cell(one.epoch_factor, ".2f", bound),
+            "rate": rate,
+            "throughput_factor": _cell(one.throughput_factor, ".2f", predicted),
+            "speedup": _cell(one.speedup, ".2f", bound_of_both, predicted, strong=True),
+            "published": Cell(one.published),
+            "seconds": _cell(one.seconds, ",.1f", predicted),
+            "score": _cell(one.accuracy, ".4f"),
+            "refused": Cell("" if one.refused_share is None else f"{one.refused_share:.1%}"),
+        }
+        own = [cell for name, cell in cells.items() if name in shown]
+        rows.append([Cell(one.label, (seeds,) if seeds else ()), *own])
     return rows
 
 
@@ -149,17 +152,23 @@ def _tiles(figures: Figures) -> list[tuple[str, str, str]]:
     targets = [loss for seed, loss in figures.targets.items() if seed is not None] or list(
         figures.targets.values()
     )
+    kind = "training loss" if figures.measure == "train" else "test loss"
     if targets:
         whose = "given" if figures.target_given else f"that of {figures.reference.label} at its end"
-        kind = "training loss" if figures.measure == "train" else "test loss"
         found.append((f"{kind} to reach", number(sum(targets) / len(targets)), whose))
+    elif ends := [float(curve.loss[-1]) for curve in figures.reference.curves if len(curve.loss)]:
+        found.append((f"{kind} at the end", number(sum(ends) / len(ends)), figures.reference.label))
     others = [one for one in figures.series if one is not figures.reference]
-    for above, attribute in (
-        ("largest speed-up to equal loss", "speedup"),
-        ("best epoch factor", "epoch_factor"),
-        (f"best {figures.score}", "accuracy"),
+    for above, attribute, among in (
+        ("largest speed-up to equal loss", "speedup", others),
+        ("best epoch factor", "epoch_factor", others),
+        (
+            f"best {figures.score}" if figures.compares else figures.score,
+            "accuracy",
+            figures.series,
+        ),
     ):
-        known = [one for one in others if getattr(one, attribute) is not None]
+        known = [one for one in among if getattr(one, attribute) is not None]
         if known:
             best = max(known, key=lambda one: getattr(one, attribute).mean)
             value = getattr(best, attribute).mean

@@ -16,9 +16,8 @@ from speedo.watch.report.run_history import RunHistory
 
 POINTS: Final = 200  # of a line, at most
 STRETCHES: Final = 60  # of a run's time, for each of which images/s are drawn
-ALL_IN_ONE: Final = (
-    6  # series that one panel holds; with more there is a panel for each number of workers
-)
+# Series that one panel holds; with more there is a panel for each number of workers.
+ALL_IN_ONE: Final = 6
 DASHES: Final = 4
 
 Axis = Literal["epochs", "seconds"]

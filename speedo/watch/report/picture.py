@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import IO, Any, Final
 
 from speedo.system.remedies import lacking
 from speedo.watch.report.charts import Line
 from speedo.watch.report.figures import Figures
-from speedo.watch.report.panels import Panels, staleness_shares
+from speedo.watch.report.panels import Ink, Panels, staleness_shares
 from speedo.watch.report.sections import STEEP
 
 # As `c0` to `c7` of the light page: they differ also for readers who do not see red or green.
@@ -22,7 +23,12 @@ INKS: Final = (
     "#7a5cc4",
 )
 DASHES: Final[tuple[Any, ...]] = ("-", (0, (6, 2)), (0, (2, 2)), (0, (7, 2, 2, 2)))
-
+# Inches: of a chart with its margins, of a line of names at 8 points and of a letter in it, of a bar with its room.
+CHART: Final = 3.4
+LINE: Final = 0.16
+LETTER: Final = 0.058
+BAR: Final = 0.34
+MOST_LINES: Final = 4  # of a name
 
 FORMS: Final = ("png", "pdf", "svg")
 
@@ -48,11 +54,23 @@ def draw(figures: Figures, title: str, file: IO[bytes], form: str) -> None:
     bars = [
         one for one in figures.series if one.speedup is not None and one is not figures.reference
     ]
-    rows = 5 + bool(bars)
-    figure = pyplot.figure(figsize=(max(5.0 * columns, 7.0), 3.4 * rows), layout="constrained")
+    width = max(5.0 * columns, 7.0)
+    # Names are in lines of their own, so that a long one takes nothing from the charts.
+    legend = [(ink, _lines(ink.label, width - 1.2)) for ink in panels.legend()]
+    labels = [_lines(one.label, width - 1.2) for one in bars]
+    heights = [
+        LINE * (1 + sum(1 + lines.count("\n") for _, lines in legend)),
+        *[CHART] * 5,
+        *([1.0 + sum(map(_height, labels))] if bars else []),
+    ]
+    figure = pyplot.figure(figsize=(width, sum(heights)), layout="constrained")
     try:
         figure.suptitle(title)
-        grid = figure.add_gridspec(rows, columns)
+        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+        axis = figure.add_subplot(grid[0, :])
+        axis.axis("off")
+        handles = [axis.plot([], [], label=lines, **_style(ink))[0] for ink, lines in legend]
+        axis.legend(handles=handles, loc="upper left", fontsize=8, frameon=False, borderpad=0)
         kind = "training loss" if figures.measure == "train" else "test loss"
         for column, panel in enumerate(panels.all):
             suffix = f", {panel.title}" if panel.title else ""
@@ -69,30 +87,41 @@ def draw(figures: Figures, title: str, file: IO[bytes], form: str) -> None:
                     (panels.rates(panel), "images/s", "seconds of training", 0.0),
                 )
             ):
-                axis = figure.add_subplot(grid[row, column])
+                axis = figure.add_subplot(grid[row + 1, column])
                 axis.set_title(f"{up.capitalize()}{suffix}", fontsize=10, loc="left")
                 _draw_lines(axis, lines, quiet)
                 _label(axis, across, up)
-                if row == 0 and column == 0 and lines:
-                    axis.legend(fontsize=8, frameon=False)
-        axis = figure.add_subplot(grid[4, :])
+        axis = figure.add_subplot(grid[5, :])
         axis.set_title("Staleness of the merged results", fontsize=10, loc="left")
         for one in figures.series:
             shares = staleness_shares(one)
-            ink = panels.ink(one)
-            style = {"color": INKS[ink.colour], "linestyle": DASHES[ink.dash]}
             places = [int(place) for place, _ in shares]
+            style = _style(panels.ink(one))
             axis.plot(places, [share for _, share in shares], marker="o", markersize=4, **style)
         _label(axis, "results in between", "share of the results")
         if bars:
-            axis = figure.add_subplot(grid[5, :])
-            _draw_bars(axis, bars, panels)
-            axis.set_title(
-                f"Speed-up to equal loss, {figures.reference.label} is 1", fontsize=10, loc="left"
-            )
+            axis = figure.add_subplot(grid[6, :])
+            _draw_bars(axis, bars, labels, panels)
+            level = f"Speed-up to equal loss, {figures.reference.label} is 1"
+            axis.set_title(_lines(level, 0.8 * (width - 1.2)), fontsize=10, loc="left")
         figure.savefig(file, dpi=120, format=form)
     finally:
         pyplot.close(figure)
+
+
+def _lines(name: str, inches: float) -> str:
+    """A name in lines that are no wider than this."""
+    most = int(inches / LETTER)
+    return "\n".join(wrap(name, most, max_lines=MOST_LINES, placeholder=" ..."))
+
+
+def _height(label: str) -> float:
+    """Inches of a bar with its label above it."""
+    return BAR + LINE * (1 + label.count("\n"))
+
+
+def _style(ink: Ink | Line) -> dict[str, Any]:
+    return {"color": INKS[ink.colour], "linestyle": DASHES[ink.dash], "linewidth": 1.6}
 
 
 def _label(axis: Any, across: str, up: str) -> None:
@@ -107,9 +136,8 @@ def _draw_lines(axis: Any, lines: list[Line], quiet: float) -> None:
     right = max((max(line.xs) for line in lines), default=1.0)
     late: list[float] = []
     for line in lines:
-        style = {"color": INKS[line.colour], "linestyle": DASHES[line.dash], "linewidth": 1.6}
         marker = "o" if line.dots or len(line.xs) == 1 else None
-        axis.plot(line.xs, line.ys, label=line.label, marker=marker, markersize=4, **style)
+        axis.plot(line.xs, line.ys, marker=marker, markersize=4, **_style(line))
         if line.lows and line.highs:
             axis.fill_between(
                 line.xs, line.lows, line.highs, color=INKS[line.colour], alpha=0.15, linewidth=0
@@ -122,16 +150,20 @@ def _draw_lines(axis: Any, lines: list[Line], quiet: float) -> None:
     axis.set_xlim(0, right * 1.02)
 
 
-def _draw_bars(axis: Any, bars: list[Any], panels: Panels) -> None:
-    for place, one in enumerate(bars):
+def _draw_bars(axis: Any, bars: list[Any], labels: list[str], panels: Panels) -> None:
+    top = 0.0
+    for one, label in zip(bars, labels, strict=True):
+        place = top + _height(label) - BAR / 2
         ink, found = INKS[panels.ink(one).colour], one.speedup
-        axis.barh(place, found.mean, color=ink, alpha=0.4 if one.predicted else 1.0, height=0.6)
+        axis.barh(place, found.mean, color=ink, alpha=0.4 if one.predicted else 1.0, height=BAR / 2)
         if found.count > 1:
             axis.plot([found.least, found.most], [place, place], color="black", linewidth=1.2)
         words = f" {found.mean:.2f}" + (" predicted" if one.predicted else "")
         axis.text(max(found.mean, found.most), place, words, va="center", fontsize=9)
-    axis.set_yticks(range(len(bars)), [one.label for one in bars])
-    axis.invert_yaxis()
+        axis.text(0, top, label, va="top", fontsize=8)
+        top += _height(label)
+    axis.set_ylim(top, 0)
+    axis.set_yticks([])
     axis.axvline(1.0, color="grey", linestyle=":")
     axis.spines[["top", "right"]].set_visible(False)
     axis.margins(x=0.15)

@@ -21,6 +21,7 @@ from speedo.run_dir.events import (
     MASTER_PARTS,
     WORKER_PARTS,
     BatchDivided,
+    MasterBegan,
     ModelTested,
     ResultDropped,
     ResultMerged,
@@ -75,8 +76,9 @@ class RunHistory:
     """One run. `ends` are the images merged after each piece of training, `seconds` when that was.
 
     `losses` are the mean training losses of the pieces, NaN where a loss was not finite; `began` is when training
-    began, and `resumes` are the images at which it was resumed. `turns` has the seconds of a turn and of its parts,
-    means over all turns. `wanted` is the number of workers that the run was started with.
+    began, and `resumes` are the images at which it was resumed. `records` are those of an epoch. `turns` has the
+    seconds of a turn and of its parts, means over all turns. `wanted` is the number of workers that the run was started
+    with.
     """
 
     name: str
@@ -85,6 +87,7 @@ class RunHistory:
     wanted: int = 0
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    records: int | None = None
     began: float = 0.0
     ends: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -203,6 +206,8 @@ class _Reader:
                 images, seconds = self._at.get(event.iteration, (self._images, moment))
                 if event.metrics:
                     self._run.tests.append(TestPoint(images, seconds, event.metrics))
+            case MasterBegan():
+                self._run.records = event.records
             case WorkerJoined():
                 self._here[event.worker] = moment
                 if not self._images and not self._merge:

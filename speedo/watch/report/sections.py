@@ -128,7 +128,8 @@ def _losses(figures: Figures, panels: Panels) -> Section:
                 made.append(
                     charts.line_chart(name, title, across, kind, lines, level=level, quiet=STEEP)
                 )
-    text = "The loss by which runs are compared; its steep beginning may be above the frame. "
+    text = "The loss by which runs are compared" if figures.compares else "The loss of the run"
+    text += "; its steep beginning may be above the frame. "
     if any(len(run.runs) > 1 for run in figures.series):
         text += "Bands span the seeds. "
     return Section("loss", "Loss", text + _predicted_seconds(figures), made, panels.legend())

@@ -13,11 +13,12 @@ def has_published(figures: Figures) -> bool:
 
 def figures_text(figures: Figures) -> str:
     """What stands above the table."""
-    name = figures.reference.label
-    text = (
-        f"Epoch factor: {figures.unit} of {name} over those of the run, to the same loss. Throughput "
-        f"factor: images/s of the run over those of {name}. The speed-up to equal loss is their product. "
-    )
+    name, text = figures.reference.label, ""
+    if figures.targets and figures.compares:
+        text = (
+            f"Epoch factor: {figures.unit} of {name} over those of the run, to the same loss. Throughput "
+            f"factor: images/s of the run over those of {name}. The speed-up to equal loss is their product. "
+        )
     if any(len(one.runs) > 1 for one in figures.series):
         text += "Figures are means over seeds; below them stand the least and the most. "
     if any(one.predicted for one in figures.series):
@@ -51,14 +52,11 @@ def warnings(figures: Figures) -> list[str]:
 def facts(figures: Figures) -> list[tuple[str, str]]:
     """How each figure is defined: name and text."""
     reference = figures.reference.label
-    found = [
-        ("loss", _loss(figures)),
-        (
-            "to a loss",
-            "A run reaches a loss where its curve is at or below it for the first time, interpolated.",
-        ),
-    ]
-    if not figures.target_given:
+    found = [("loss", _loss(figures))]
+    if figures.targets:
+        text = "A run reaches a loss where its curve is at or below it for the first time, interpolated."
+        found.append(("to a loss", text))
+    if figures.targets and not figures.target_given:
         text = (
             f"The loss that {reference} has at its end, with the same seed where there is one; it counts "
             "as reached within a thousandth."
@@ -86,7 +84,7 @@ def _loss(figures: Figures) -> str:
         images += f" ({figures.window / figures.records:.2g} epochs)"
     return (
         f"The training loss: the mean over the last {images}, so that the noise of single batches is gone; "
-        "before so many, over all. It is the loss that workers see at their own weights, which in easgd "
+        "before that, over all. It is the loss that workers see at their own weights, which in easgd "
         "are not the center's."
     )
 

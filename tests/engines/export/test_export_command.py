@@ -156,6 +156,21 @@ def test_a_deploy_net_needs_no_model_and_no_records(desk: Path) -> None:
     assert done.output == "d.prototxt: data (batch, 1, 8, 8) -> prob (batch, 4)\n"
 
 
+def test_what_grows_with_the_boxes_that_are_found_is_no_batch(desk: Path) -> None:
+    boxes = "".join(
+        f'input: "{name}" input_shape {{ dim: {shape[0]} dim: {shape[1]} dim: {shape[2]} }}\n'
+        for name, shape in {"loc": (2, 240, 1), "conf": (2, 120, 1), "prior": (1, 2, 240)}.items()
+    )
+    layer = """layer { name: "out" type: "DetectionOutput" bottom: "loc" bottom: "conf" bottom: "prior" top: "out"
+      detection_output_param { num_classes: 2 nms_param { nms_threshold: 0.45 top_k: 20 } keep_top_k: 10 } }"""
+    (desk / "boxes.prototxt").write_text(boxes + layer)
+    done = speedo(
+        "export", "--net", "boxes.prototxt", "--engine", "torch", "--deploy", "d.prototxt"
+    )
+    assert done.exit_code == 0, done.output
+    assert "-> out (1, 1, found, 7)" in done.output
+
+
 def test_a_field_that_no_caffe_has_is_left_out_if_asked(desk: Path) -> None:
     net = (desk / "net.prototxt").read_text()
     (desk / "net.prototxt").write_text(net + 'engine_of_ours: "fast"\n')

@@ -219,6 +219,23 @@ def test_mistakes_are_told_before_a_process_is_started(home: Path, tmp_path: Pat
         assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("engine", ["caffe", pytest.param("torch", marks=pytest.mark.torch)])
+def test_what_only_training_uses_may_be_0_or_left_out(
+    home: Path, tmp_path: Path, engine: str
+) -> None:
+    text = net_text(train=f"{home}/train", test=f"{home}/test", test_batch=5)
+    model = home / "run" / MODEL
+    fields = dict.fromkeys(("base_lr", "lr_policy", "momentum", "max_iter", "test_interval"))
+    bare = write_solver(tmp_path, text, **fields, test_iter=0)
+    done = invoke(bare, "--weights", model, "--engine", engine)
+    assert done.exit_code == 2
+    assert "test_iter is 0: use 1 or more, or give --iterations" in done.stderr
+    done = invoke(bare, "--weights", model, "--engine", engine, "--iterations", BATCHES, "--json")
+    assert done.exit_code == 0, done.output
+    expected = plain(tmp_path / "net.prototxt", model, BATCHES)
+    assert json.loads(done.stdout)["metrics"] == pytest.approx(expected, rel=1e-4)
+
+
 def changed(home: Path, place: Path, layer: str, values: Any) -> Path:
     """The run's model with other values in the first blob of a layer; None for no such layer."""
     net = load_caffe().proto.caffe_pb2.NetParameter.FromString((home / "run" / MODEL).read_bytes())

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner
+from PIL import Image
 
 from speedo.cli.main import main
 from tests.support.browser import Browser, chromium
@@ -123,6 +127,78 @@ def test_the_table_beside_the_page_has_its_figures(page: Path) -> None:
     ]
     assert float(rows[1]["epoch_factor"]) == pytest.approx(1.0, abs=0.01)
     assert page.with_suffix(".png").stat().st_size > 20_000
+
+
+@pytest.fixture(scope="module")
+def long_names(run_folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of runs that differ in many options, made elsewhere, without their solver."""
+    folder = tmp_path_factory.mktemp("long")
+    for run, best in (("first", 0.95), ("second", 0.2), ("third", 0.3)):
+        shutil.copytree(run_folders[1], folder / run)
+        options = yaml.safe_load((folder / run / "config.yaml").read_text())
+        options |= {f"a_long_option_{at}": f"{run}-value" for at in range(8)}
+        options |= {"solver": str(folder / "gone.prototxt")}
+        (folder / run / "config.yaml").write_text(yaml.safe_dump(options))
+        log = folder / run / "metrics.jsonl"
+        log.write_text(re.sub(r'"accuracy":[\d.]+', f'"accuracy":{best}', log.read_text()))
+    words = ["report", *(str(folder / run) for run in ("first", "second", "third"))]
+    done = CliRunner().invoke(main, [*words, "-o", str(folder / "page.html")])
+    assert done.exit_code == 0, done.output
+    return folder / "page.html"
+
+
+def test_long_names_take_nothing_from_the_charts(
+    browser: Browser, long_names: Path, tmp_path: Path
+) -> None:
+    browser.open(long_names)
+    browser.screenshot(Path(SHOTS or tmp_path) / "report-long-names.png")
+    cut = browser.ask(
+        "return [...document.querySelectorAll('svg.chart')].flatMap((svg) => [...svg.querySelectorAll('text')]"
+        ".filter((text) => text.getBoundingClientRect().right > svg.getBoundingClientRect().right + 1)"
+        ".map((text) => text.textContent))"
+    )
+    assert cut == []
+    assert browser.overflow() == 0
+    dark = np.asarray(Image.open(long_names.with_suffix(".png")).convert("L")) < 100
+    edges = np.diff(dark.astype(int), axis=1, prepend=0, append=0)
+    axes = [end - begin for row in edges
+            for begin, end in zip(np.flatnonzero(row > 0), np.flatnonzero(row < 0), strict=True)]  # fmt: skip
+    assert max(axes) > 0.8 * dark.shape[1]
+
+
+def test_the_best_score_may_be_the_references(browser: Browser, long_names: Path) -> None:
+    browser.open(long_names)
+    tiles = browser.ask(
+        "return [...document.querySelectorAll('.tile')].map((tile) => tile.innerText)"
+    )
+    (best,) = [tile for tile in tiles if tile.startswith("best accuracy")]
+    assert best.splitlines()[1] == "0.9500"
+    assert "first-value" in best
+
+
+def test_the_log_knows_how_many_records_an_epoch_has(browser: Browser, long_names: Path) -> None:
+    browser.open(long_names)
+    assert "The number of training records is not known" not in browser.text()
+    assert "64 merged images" in browser.text()
+
+
+def test_a_run_alone_is_not_compared_with_itself(
+    browser: Browser, run_folders: list[Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "page.html"
+    for words, others in (([], set[str]()), (["--target-loss", "1.2"], {"loss to reach"})):
+        done = CliRunner().invoke(main, ["report", str(run_folders[1]), "-o", str(target), *words])
+        assert done.exit_code == 0, done.output
+        browser.open(target)
+        browser.screenshot(Path(SHOTS or tmp_path) / "report-alone.png")
+        text = browser.text()
+        said = ("epoch factor", "throughput factor", "speed-up", "Against", "loss to reach", "best")
+        assert {one for one in said if one in text} == others
+        assert "accuracy" in text
+        assert browser.errors() == []
+    (row,) = csv.DictReader(target.with_suffix(".csv").read_text().splitlines())
+    assert (row["epoch_factor"], row["speedup"]) == ("", "")
+    assert float(row["images_per_s"]) > 0
 
 
 def test_without_matplotlib_there_are_the_page_and_the_table_and_a_sentence(

@@ -134,7 +134,7 @@ class _SoftmaxLoss(torch.autograd.Function):
 class Accuracy(_Labelled):
     """The part of labels that are among the `top_k` scores, ties counted against them; a second top has it by class.
 
-    Caffe: layers/accuracy_layer.cpp.
+    NaN if a score is NaN, where Caffe's answers 1.0. Caffe: layers/accuracy_layer.cpp.
     """
 
     constant: ClassVar[Mapping[int, str]] = {0: "scores", 1: "labels"}
@@ -155,6 +155,7 @@ class Accuracy(_Labelled):
         true = scores.gather(1, index)
         better = (scores >= true).sum(1, keepdim=True) - 1  # the label itself is among them
         right = ((better < self.param.accuracy_param.top_k) & valid).float()
+        right = torch.where(scores.isnan().any(), torch.nan, right)
         counted = valid.float()
         tops = [right.sum() / counted.sum().clamp_min(1)]
         if len(self.param.top) > 1:

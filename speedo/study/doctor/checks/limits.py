@@ -59,9 +59,8 @@ def open_files(request: Request) -> Finding:
 
 def _threads(request: Request) -> Finding:
     need = THREADS if request.master is None else THREADS_OF_A_HOST
-    each = (
-        1 if request.threads == AUTO else int(request.threads)
-    )  # of BLAS; auto takes no more than cores
+    # Of BLAS; auto takes no more than cores.
+    each = 1 if request.threads == AUTO else int(request.threads)
     need += (THREADS_PER_WORKER + each - 1) * request.workers
     allowed = [one for one in (_of_user(), _of_container()) if one is not None]
     for used, limit, whose, remedy in allowed:

@@ -27,9 +27,8 @@ REDIS_WITH_USERS: Final = 7  # speedo.storage.redis.users
 # The longest name of a socket of ours under the temporary folder, and what a socket's name may have.
 OUR_SOCKET: Final = "/speedo-redis-12345678/a.sock"
 LONGEST_SOCKET: Final = 107
-LEAST_TEMPORARY_BYTES: Final = (
-    10_000_000  # of a short run: 0.3 MB for logs and small files, and some to spare
-)
+# Of a short run: 0.3 MB for logs and small files, and some to spare.
+LEAST_TEMPORARY_BYTES: Final = 10_000_000
 TEMPORARY_BYTES: Final = 200_000_000  # with the logs of Ray and Redis in a run of weeks
 SHARED: Final = Path("/dev/shm")
 
