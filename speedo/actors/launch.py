@@ -242,7 +242,12 @@ def _start(
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
-                store = attempt.stores.redis(prepared, watch, redis_port(config.host, port))
+                store = attempt.stores.redis(
+                    prepared,
+                    watch,
+                    redis_port(config.host, port),
+                    is_known=bool(attempt.causes),
+                )
             head = node.enter_context(ray)
             if checking is not None:
                 facts = checking.result()
@@ -273,7 +278,9 @@ def _start(
     epoch = attempt.claims(
         prepared.run_dir,
         continues=prepared.continues,
-        lease=(lambda: (lease_of(settings, address), watch.note)) if leased else None,
+        lease=(lambda: (lease_of(settings, address, config.timeout, watch.note), watch.note))
+        if leased
+        else None,
     )
     settings = replace(
         settings,
