@@ -65,7 +65,11 @@ class StandbyWatch:
         self._copy, self._lease, self._run_dir, self._master = copy, lease, run_dir, master
         self._note, self._keep, self._clock, self._sleep = note, keep, clock, sleep
         self._patience = Patience(
-            timeout_s, on_trouble=noting(note), clock=clock, sleep=self._pause
+            timeout_s,
+            on_trouble=noting(note),
+            clock=clock,
+            sleep=self._pause,
+            has_worked=True,  # for the master
         )
         self._stopped: Sequence[str] = ()
         self._kept: KeptLease | None = None

@@ -62,8 +62,8 @@ class MasterLease:
     """The lease of a run; `address` is what others read of its holder. Threads must not share one.
 
     `store` must have a short timeout (`CALL_S`): it is for `renew`, which is soon due again. `claim` and `end` decide
-    over the run. They are repeated with `patience`, by the `patient` store, which may have a longer timeout. Each call
-    raises `StoreError` if Redis cannot be reached. While `has_standby` is set, a lease that Redis has lost is not
+    over the run. They are repeated with `patience`, by the `patient` store, which may have a longer timeout. All calls
+    raise `StoreError` if Redis cannot be reached. While `has_standby` is set, a lease that Redis has lost is not
     written again after its time.
     """
 
@@ -133,8 +133,8 @@ class MasterLease:
         self._change(self._store, self._renewed)
 
     def holder(self) -> Holder:
-        """Who has the run."""
-        found = look_at(self._store, self._names)
+        """Who has the run; tries once."""
+        found = look_at(self._patient, self._names)
         term, lease = Term.of(found[self._names[0]]), found[self._names[1]]
         if term is None:
             return Holder(-1)

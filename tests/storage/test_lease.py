@@ -292,9 +292,10 @@ def test_a_master_that_cannot_ask_writes_nothing_once_there_is_a_standby(
     monkeypatch.setattr(type(fence._store), "change", refuse)
     monkeypatch.setattr(module, "LEASE_S", 0.2)
     monkeypatch.setattr(module, "RENEW_S", 0.1)
+    monkeypatch.setattr(fence, "_patience_s", 0.4)
     fence.require()
-    fence.has_standby = True
-    with pytest.raises(FencedError, match="no Redis answers; so it is not known which master"):
+    fence.expect_standby(True)
+    with pytest.raises(StoreUnavailableError, match="no Redis answers; so it is not known which"):
         fence.require()
     assert bench.clock() - began < 60.0
 

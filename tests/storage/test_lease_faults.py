@@ -98,7 +98,7 @@ url, run = sys.argv[1:]
 own = lease.MasterLease(RedisStore(url, timeout_s=5), run)
 epoch = own.claim()
 held = kept.KeptLease(own, print)
-held.told_of_standby()
+held.expect_standby(True)
 fence = lease.MasterFence(RedisStore(url), run, epoch)
 store = RetryingStore(RedisStore(url, chunk_bytes=100, guard=fence.guard), patience_s=20)
 version = 0

@@ -44,6 +44,7 @@ OF_THE_NETWORK: Final = {
     "name server away": socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
     "name not known": socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
     "TLS ended": ssl.SSLEOFError("EOF occurred in violation of protocol"),
+    "TLS ended with a word": ssl.SSLZeroReturnError("TLS/SSL connection has been closed (EOF)"),
     "certificate": ssl.SSLCertVerificationError("certificate verify failed"),
     "no RESP": ProtocolError("b'HTTP/1.1 503' begins no reply"),
 }
@@ -64,7 +65,8 @@ class Fault:
     """The answer number `at` of the processes of this `role` is late by `late_s` seconds, or fails.
 
     `before`: it is the request that is late, or that is not carried out. `stalls`: so is every other answer until then,
-    of all processes. Answers are counted once `counts` is set.
+    of all processes. `slows_s`: for so long every answer to this role takes that time. Answers are counted once
+    `counts` is set.
     """
 
     role: str
@@ -73,19 +75,20 @@ class Fault:
     error: Exception | None = None
     before: bool = False
     stalls: bool = False
+    slows_s: float = 0.0
     counts: bool = False
     count: int = 0
-    until: float = 0.0  # of a stall
+    until: float = 0.0  # of what is wrong with all answers
 
     def strikes(self, role: str, now: float) -> bool:
         """Whether it is this answer."""
         if now < self.until:
-            return True
+            return self.stalls or role == self.role
         if not self.counts or role != self.role:
             return False
         self.count += 1
-        if self.count == self.at and self.stalls:
-            self.until = now + self.late_s
+        if self.count == self.at and self.error is None:
+            self.until = now + (self.late_s if self.stalls else self.slows_s)
         return self.count == self.at
 
 
@@ -95,8 +98,10 @@ def drawn_fault(chance: random.Random, roles: tuple[str, ...]) -> Fault:
     before = chance.random() < 0.5
     if chance.random() < 0.3:
         return Fault(role, at, error=chance.choice(failures()), before=before)
-    late_s = chance.choice((0.5, 1.5, 4.0, 6.0, 12.0, 30.0)) * chance.uniform(0.9, 1.0)
-    return Fault(role, at, max(0.5, late_s), before=before, stalls=chance.random() < 0.5)
+    late_s = chance.choice((0.6, 1.5, 4.0, 6.0, 12.0, 30.0)) * chance.uniform(0.9, 1.0)
+    if late_s < 2.0 and chance.random() < 0.5:
+        return Fault(role, at, late_s, slows_s=chance.choice((5.0, 30.0, 1e6)))
+    return Fault(role, at, late_s, before=before, stalls=chance.random() < 0.5)
 
 
 class SlowLink(Link):
@@ -127,7 +132,7 @@ class SlowLink(Link):
             if not fault.before:
                 step()
             raise store_error(fault.error, "redis", "asking", self._timeout_s)
-        late_s = fault.until - process.now if fault.until > process.now else fault.late_s
+        late_s = fault.until - process.now if fault.stalls else fault.late_s
         before = fault.before or fault.stalls
         if late_s < self._timeout_s and before:
             process.sleep(late_s)

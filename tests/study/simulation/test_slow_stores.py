@@ -31,7 +31,6 @@ from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.study.simulation.test_partitions import (
     MODES,
     RUN,
-    TIMEOUT_S,
     MasterProcess,
     Run,
 )
@@ -42,23 +41,28 @@ RUNS = int(os.environ.get("SPEEDO_SLOW_STORES", "40"))  # `make faults` has 2,00
 MANY: Final = 1000
 PATIENCE_S: Final = 60.0  # as --timeout, above the longest delay
 PASS_S: Final = 0.5  # how often a command looks at its master
-ROLES: Final = ("command", "master", "workers", "mirror", "standby", "copy")
-DEATHS: Final = ("process", "machine", "none")
+TIMEOUT_S: Final = 5.0  # of a connection
+ROLES: Final = {
+    "process": ("command", "command", "master", "workers"),
+    "machine": ("standby", "standby", "copy", "copy", "master"),
+    "none": ("command", "master", "workers", "mirror", "standby", "copy"),
+}
+"""Whose answer is late, by what dies."""
 
 
 class Command(Process):
     """A command with the lease of the run, which it renews in whatever it waits for, as a thread of it does."""
 
-    def __init__(self, run: SlowRun, machine: Machine, now: float) -> None:
+    def __init__(self, run: SlowRun, machine: Machine, role: str, now: float) -> None:
         super().__init__(run.works, machine, now)
         self.run = run
         self.kept: KeptLease | None = None
         self._next = 0.0
         token = str(self.number)
         self.lease = MasterLease(
-            run.link(self, CALL_S, role="command"),
+            run.link(self, CALL_S, role=role),
             *(RUN, machine.name),
-            patient=run.link(self, TIMEOUT_S, role="command"),
+            patient=run.link(self, TIMEOUT_S, role=role),
             patience=Patience(PATIENCE_S, clock=self.clock, sleep=self.rest, has_worked=True),
             clock=self.clock,
             token=token,
@@ -97,9 +101,17 @@ class SlowRun(Run):
         chance = self.chance
         self.patience_s, self.limits = PATIENCE_S, Limits(turn_s=2 * PATIENCE_S)
         self.has_standby = chance.random() < 0.8
-        self.death = chance.choice(DEATHS if self.has_standby else ("process", "none"))
-        self.fault = drawn_fault(chance, ROLES if self.has_standby else ROLES[:3])
-        self.fault.counts = chance.random() < 0.3  # from the start, or from the death on
+        self.death = chance.choice(
+            ("process", "machine", "none") if self.has_standby else ("process",)
+        )
+        self.fault = drawn_fault(chance, ROLES[self.death])
+        # From the start, from the death, or from the standby's claim on.
+        self.counts_from = chance.choice(("start", "death", "claim", "claim"))
+        if self.counts_from == "claim" and self.death == "machine":
+            self.fault.at = chance.choice((1, 1, 2, 3))  # there are only some
+        elif self.counts_from == "claim":
+            self.counts_from = "death"
+        self.fault.counts = self.counts_from == "start"
         self.dies_at = chance.uniform(3.0, 12.0)
         self.ended: dict[str, str] = {}
         self.masters: list[MasterProcess] = []
@@ -125,10 +137,10 @@ class SlowRun(Run):
         return RetryingStore(link, patience_s=PATIENCE_S, clock=master.clock, sleep=master.sleep)
 
     def __call__(self) -> None:
-        chief = Command(self, self.machines[0], 0.0)
+        chief = Command(self, self.machines[0], "command", 0.0)
         self.works.start(chief, partial(self._named, "A", lambda: self._begin(chief)))
         if self.has_standby:
-            spare = Command(self, self.machines[1], 0.5)
+            spare = Command(self, self.machines[1], "standby", 0.5)
             self.works.start(spare, partial(self._named, "B", lambda: self._stand_by(spare)))
         self.works.later(self.dies_at, partial(self._die, chief))
         self.works.run()
@@ -140,8 +152,8 @@ class SlowRun(Run):
         self.counts[f"{self.death} died"] += 1
 
     def _die(self, chief: Command) -> None:
-        self.fault.counts = True
-        if self.death == "process":
+        self.fault.counts |= self.counts_from == "death"
+        if self.death == "process" and self.masters:
             self.masters[-1].is_killed = True
         elif self.death == "machine":
             for process in [one for one in self.works._live if one.machine is chief.machine]:
@@ -181,7 +193,15 @@ class SlowRun(Run):
             clock=command.clock,
             sleep=command.rest,
         )
+        claim = command.lease.claim
+
+        def counted(after: int | None = None) -> int:
+            self.fault.counts |= self.counts_from == "claim"
+            return claim(after)
+
+        command.lease.claim = counted  # type: ignore[method-assign, assignment]
         taken = watch.follow(())
+        command.lease.claim = claim  # type: ignore[method-assign]
         if taken is None:
             self.is_over = True
             return
@@ -195,18 +215,21 @@ class SlowRun(Run):
         mirror = None
         if command.machine is self.machines[0] and self.has_standby:
             mirror = self._mirror(command, kept)
-        while True:
-            command.rest(PASS_S)
-            kept.check()
-            if not master.has_ended:
-                continue
-            assert master.outcome != "cut off", f"a master has given up, after {self.fault}"
-            if master.outcome == "complete":
-                break
-            if master.outcome == "fenced":
-                raise FencedError("as the master's process has found out")
-            kept.next_epoch()
-            master = self._start_master(command, kept)
+        try:
+            while master.outcome != "complete" or not master.has_ended:
+                command.rest(PASS_S)
+                kept.check()
+                if not master.has_ended or master.outcome == "complete":
+                    continue
+                assert master.outcome != "cut off", f"a master has given up, after {self.fault}"
+                if master.outcome == "fenced":
+                    raise FencedError("as the master's process has found out")
+                kept.next_epoch()
+                master = self._start_master(command, kept)
+        except FencedError:
+            for process in (master, *(() if mirror is None else (mirror,))):
+                process.is_killed = True
+            raise
         if mirror is not None:
             mirror.is_told = True
             while not mirror.has_ended:
@@ -242,6 +265,8 @@ class SlowRun(Run):
                 process.sleep(LOOK_S if mirror.standby else IDLE_S)
                 if process.is_killed:
                     return
+                with (there / "train.log").open("a") as log:  # there is always something to send
+                    log.write(f"{process.now}\n")
                 with suppress(StoreError, OSError):
                     mirror.step()
             process.problem = mirror.finish(PATIENCE_S)
