@@ -160,7 +160,7 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         )
         leave = partial(fleet.leave, "the run is over")
         steps = (fleet.release_scripts, partial(_let_go, master), leave)
-        with parting(*steps, otherwise=fleet.abandon):
+        with parting(*steps, otherwise=fleet.abandon, has_standby=servers.has_standby):
             master.start_tester()
             attempt.trains()
             with attempt.signals() as stopped:

@@ -62,6 +62,10 @@ class Servers:
         if lost := self.lost():
             raise RunInterrupted(lost, way_on(self.prepared.run_dir))
 
+    def has_standby(self) -> bool:
+        """Whether a standby followed the run, when that was last seen."""
+        return self.mirror is not None and bool(self.mirror.standby)
+
     def hand_over(self) -> None:
         """Let the standby go on with the run, if there is one: raises `FencedError` then, as it is that machine's."""
         if self.mirror is None or self.lease is None or not (address := self.mirror.standby):
