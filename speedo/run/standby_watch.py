@@ -6,6 +6,7 @@ above all once the run is claimed, for then nobody else may go on with it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,7 +27,6 @@ from speedo.storage.lease import LEASE_S, Holder, MasterLease
 from speedo.storage.retrying_store import Patience, noting
 
 LOOK_S: Final = 0.2
-LAPSE_S: Final = 2.0  # a lease that had more at the last look has not run out
 LAST_S: Final = 20.0  # for the files of a run that is over to come
 
 
@@ -74,7 +74,7 @@ class StandbyWatch:
         self._stopped: Sequence[str] = ()
         self._kept: KeptLease | None = None
         self._over_since: float | None = None
-        self._left_s = 0.0  # of the lease, at the last look
+        self._lasts_until = -math.inf  # at least, the lease that was seen last
 
     def follow(self, stopped: Sequence[str]) -> Taken | None:
         """The run, once this machine has it; None once it is over, and its files are here, or `stopped` is not empty.
@@ -96,7 +96,7 @@ class StandbyWatch:
     def _follow(self) -> Taken | None:
         said = False
         while True:
-            before = self._copy.taken
+            before, began = self._copy.taken, self._clock()
             holder = self._patience.call(self._look)
             if self._copy.over or self._is_over(holder):
                 self._require_good_end()
@@ -105,7 +105,7 @@ class StandbyWatch:
                 self._note("has all files of the run so far")
                 said = True
             if not holder.is_expired:
-                self._left_s = holder.left_s
+                self._lasts_until = began + holder.left_s
             elif (taken := self._taken_over(holder)) is not None:
                 return taken
             self._pause(LOOK_S)
@@ -143,12 +143,13 @@ class StandbyWatch:
     def _taken_over(self, holder: Holder) -> Taken | None:
         """The run with its lease; None if its master, or another one, has it after all."""
         began = self._clock()
+        is_ended = began < self._lasts_until  # by its holder
         try:
             self._lease.claim(holder.epoch)
         except FencedError:
             return None  # it, or another one, has renewed it meanwhile
         why = f"the master at {self._master} has not been heard of for {LEASE_S:.0f} s"
-        if self._left_s > LAPSE_S:
+        if is_ended:
             why = f"the master at {self._master} has handed the run over"
         self._note(f"warning: {why}: this machine takes over")
         self._kept = self._keep(self._lease, self._note)

@@ -148,9 +148,12 @@ def test_a_redis_that_answers_late_delays_a_takeover_and_loses_nothing(
         redis.answers_after(0.7)
         since = time.monotonic()
         pair.chief.kill_all()
-        standby.wait_for(lambda: standby.lines("resumed"))
+        standby.wait_for(lambda: standby.lines("resumed")[1:])
         redis.answers_after(0.0)
-        resumed = pair.taken_over(standby, finding, since)
+        _, resumed = standby.lines("resumed")
+        assert "has not been heard of" in resumed["cause"]
+        standby.wait_for(lambda: standby.merged_after(resumed))
+        finding.recovered(time.monotonic() - since)
         pair.ends_and_is_whole(standby, resumed)
 
 

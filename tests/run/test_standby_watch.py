@@ -202,6 +202,29 @@ def test_a_redis_that_is_away_or_refuses_is_waited_for(bench: Bench) -> None:
     assert bench.notes[0] == "waiting: NOPERM"
 
 
+@pytest.mark.parametrize("slow_s", [0.0, 3.0])
+@pytest.mark.parametrize("hands_over", [False, True])
+def test_why_a_standby_takes_over(bench: Bench, hands_over: bool, slow_s: float) -> None:
+    """Also where each look takes seconds."""
+
+    def goes() -> None:
+        if hands_over and bench.lives:
+            bench.master.end(over=False)
+        bench.lives = False
+
+    def slow(call: str) -> None:
+        if call == "read_head":
+            bench.store.now += slow_s / 2
+
+    bench.after(5.0, goes)
+    bench.store.wrong = slow
+    taken = bench.watch.follow(())
+    assert taken is not None
+    if not (hands_over and slow_s):  # this cannot be told from the other
+        said = "has handed the run over" if hands_over else "has not been heard of for 5 s"
+        assert said in taken.why
+
+
 def test_a_run_that_is_over_is_not_taken_over(bench: Bench) -> None:
     bench.lives = False
     bench.master.end()
