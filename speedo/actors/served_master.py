@@ -88,8 +88,9 @@ class ServedMaster:
     def server_joined(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
     ) -> None:
-        """Take a server in."""
+        """Take a server in; the one before it may have died while it waited for its store."""
         if self._servers is not None:
+            self._board.trouble_with_store(self._worst(f"server {index}", None))
             self._servers.join(host, index, incarnation, address, handle)
 
     def server_leaves(self, host: str) -> None:
