@@ -120,6 +120,7 @@ class MasterActor(ServedMaster):
             self._store_trouble,
             to_both=takes_hosts,
             guard=None if fence is None else fence.guard,
+            has_worked=True,  # for its command
         )
         self._meeting = Meeting(settings.workers, self._cluster.cause_of)
         self._former = Takeover(self._store, run_dir, fence) if takes_over else None

@@ -113,7 +113,8 @@ def with_mirror(
             told[:] = address, may_come, master.actor
             master.actor.tell_standby.remote(address, may_come)
 
-    mirror = RunMirror(store, settings.run, servers.prepared.run_dir, note, tell)
+    run_dir, standbys = servers.prepared.run_dir, lease.standbys
+    mirror = RunMirror(store, settings.run, run_dir, note, tell, may_come=standbys)
     stack.push(partial(_end_mirror, mirror))
     mirror.start()
     return replace(servers, mirror=mirror)

@@ -35,6 +35,7 @@ class KeptLease:
         thread: bool = True,
     ) -> None:
         self._lease, self._note, self._clock = lease, note, clock
+        self.standbys: set[str] = set()  # the names of those that may take over
         self._lost: FencedError | None = None
         self._passed = clock()
         self._troubled = False

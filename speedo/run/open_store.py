@@ -86,17 +86,21 @@ def run_store(
     *,
     to_both: bool = False,
     guard: Guard | None = None,
+    has_worked: bool = False,
 ) -> RetryingStore | TieredStore:
     """The store of a run for a user's URL of Redis, which retries until the run's store timeout.
 
     Without a URL it is the shared memory of this machine alone. `to_both` is for a master that takes workers from other
-    machines: it writes into shared memory and Redis. `guard` is for one that has a lease.
+    machines: it writes into shared memory and Redis. `guard` is for one that has a lease. `has_worked`: see `Patience`.
     """
     if not url:
         memory = SharedMemoryStore(Path(settings.near.folder))
         return RetryingStore(memory, patience_s=settings.timeout_s, on_trouble=on_trouble)
     far = RetryingStore(
-        redis_store(url, settings, guard), patience_s=settings.timeout_s, on_trouble=on_trouble
+        redis_store(url, settings, guard),
+        patience_s=settings.timeout_s,
+        on_trouble=on_trouble,
+        has_worked=has_worked,
     )
     return by_shared_memory(far, settings.near, to_both=to_both)
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from speedo.errors import MissingKeyError, StoreError
+from speedo.errors import MissingKeyError, SpeedoError, StoreError
 from speedo.run.standby_copy import BEAT_S, GONE_S, Follower, Parcel, files_of, grows, read_follower
 from speedo.run_dir.directory import RESULT
 from speedo.storage import keys
@@ -51,7 +51,8 @@ class RunMirror:
     """The master's side: sends `run_dir` to the standby of the run, in a thread that training never waits for.
 
     `tell` is called every second with the address of the standby, empty if there is none, and with whether one may take
-    the run over: also one that is silent may, until it has said that it leaves. `note` gets sentences for people.
+    the run over: also one that is silent may, until it has said that it leaves. `may_come` are the names of those, which
+    the mirror of another attempt has seen. `note` gets sentences for people.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class RunMirror:
         tell: Callable[[str, bool], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        may_come: set[str] | None = None,
     ) -> None:
         self._clock, self._sleep = clock, sleep
         self._store, self._run, self._run_dir = store, run, run_dir
         self._note, self._tell = note, tell
         self._follower: Follower | None = None
-        self._may_come: set[str] = set()  # the names of those that have not said that they leave
+        self._may_come = set[str]() if may_come is None else may_come
         self._number = 0  # of the last parcel
         self._on_way: deque[tuple[int, int]] = deque()  # number and bytes
         self._sent: dict[
@@ -131,9 +134,8 @@ class RunMirror:
 
     def _work(self) -> None:
         while not self._ends.wait(IDLE_S if self._follower is None else LOOK_S):
-            with suppress(
-                StoreError, OSError
-            ):  # Redis is away, or a file has just gone: the next look may be better
+            # Redis is away, or a file has just gone: the next look may be better.
+            with suppress(SpeedoError, OSError):
                 self.step()
 
     def step(self) -> None:

@@ -93,7 +93,7 @@ class Patience:
 
 
 class RetryingStore:
-    """A store that repeats failed calls; see `Patience` for `patience_s`, `on_trouble` and `outages`."""
+    """A store that repeats failed calls; see `Patience` for the options and `outages`."""
 
     def __init__(
         self,
@@ -103,9 +103,12 @@ class RetryingStore:
         on_trouble: Callable[[str | None], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        has_worked: bool = False,
     ) -> None:
         self._store, self.is_one_memory = store, store.is_one_memory
-        self._patience = Patience(patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep)
+        self._patience = Patience(
+            patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep, has_worked=has_worked
+        )
 
     def __repr__(self) -> str:
         return f"RetryingStore({self._store!r})"

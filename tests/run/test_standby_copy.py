@@ -133,6 +133,14 @@ def test_a_standby_that_is_gone_is_told_and_what_waited_for_it_is_removed(pair: 
     assert pair.parcels() == []
     assert "has not been heard of" in pair.said[-1]
     assert pair.told[-1] == ("", True), "it may be alive, and come"
+    mirror, may_come = pair.mirror, pair.mirror._may_come
+    mirror.close()
+    pair.mirror = RunMirror(
+        *(pair.store, RUN, pair.there, pair.said.append, mirror._tell, lambda: pair.now),
+        may_come=may_come,
+    )
+    pair.mirror.step()
+    assert pair.told[-1] == ("", True), "also by another attempt at the run"
     pair.standby = pair.another()
     pair.go_on()
     assert pair.files(pair.here) == pair.files(pair.there), "another one may come"

@@ -195,7 +195,7 @@ class Access:
         with self._lock:
             self._users.clear()
             if self._has_begun and self._problem is None:
-                with suppress(StoreUnavailableError):
+                with suppress(StoreError):
                     self._leaving |= self._ours(up_to=self._epoch)
                     self._settle()
             self._store.close()

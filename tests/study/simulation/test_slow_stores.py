@@ -278,6 +278,7 @@ class SlowRun(Run):
         self.counts[text.partition(":")[0].partition(" 10.")[0][:40]] += 0
 
 
+@pytest.mark.timeout(1800)
 def test_no_run_is_lost_by_one_answer_of_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
