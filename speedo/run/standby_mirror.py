@@ -51,7 +51,7 @@ class RunMirror:
     """The master's side: sends `run_dir` to the standby of the run, in a thread that training never waits for.
 
     `tell` is called every second with the address of the standby, empty if there is none, and with whether one may take
-    the run over: also one that is silent may, until it has said that it leaves. `may_come` are the names of those, which
+    the run over: also one that is silent may, until it has said that it leaves. `may_come` are the names of those that
     the mirror of another attempt has seen. `note` gets sentences for people.
     """
 

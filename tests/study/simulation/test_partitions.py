@@ -154,6 +154,7 @@ class Run:
         self.machines = [self._machine(name) for name in "ABC"[: chance.randint(2, 3)]]
         self.is_over = False  # as somebody has read it
         self.patience_s, self.limits = PATIENCE_S, Limits()
+        self.fence_s = CALL_S
 
     def link(
         self, process: Process, timeout_s: float, guard: Guard | None = None, **options: Any
@@ -273,7 +274,7 @@ class MasterProcess(Process):
         super().__init__(run.works, command.machine, command.now)
         self.run, self.epoch = run, epoch
         self.outcome = "killed"
-        link = run.link(self, CALL_S)
+        link = run.link(self, run.fence_s)
         self.fence = MasterFence(
             link, RUN, epoch, patience_s=run.patience_s, clock=self.clock, sleep=self.sleep
         )

@@ -100,6 +100,7 @@ class SlowRun(Run):
         super().__init__(mode, seed, folder)
         chance = self.chance
         self.patience_s, self.limits = PATIENCE_S, Limits(turn_s=2 * PATIENCE_S)
+        self.fence_s = TIMEOUT_S
         self.has_standby = chance.random() < 0.8
         self.death = chance.choice(
             ("process", "machine", "none") if self.has_standby else ("process",)
