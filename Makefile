@@ -53,7 +53,7 @@ faults: develop ## every row of the fault matrix in every mode, and other matric
 	@status=0; \
 	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \
 		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'faults or matrix' $(ARGS) || status=$$?; \
-	SPEEDO_SIMULATIONS=2064 SPEEDO_TAKEOVERS=1000 SPEEDO_PARTITIONS=2000 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/study/simulation/test_fuzz.py tests/study/simulation/test_takeovers.py tests/study/simulation/test_partitions.py || status=$$?; \
+	SPEEDO_SIMULATIONS=2064 SPEEDO_TAKEOVERS=1000 SPEEDO_PARTITIONS=2000 SPEEDO_SLOW_STORES=2000 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/study/simulation/test_fuzz.py tests/study/simulation/test_takeovers.py tests/study/simulation/test_partitions.py tests/study/simulation/test_slow_stores.py || status=$$?; \
 	$(BIN)/python -m tests.faults.report docs/reliability.md build/faults.jsonl; exit $$status
 
 wheels: setup ## build wheels of speedo and pycaffe into dist/, for hosts without a checkout

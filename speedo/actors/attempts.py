@@ -279,15 +279,22 @@ def told_of(prepared: Prepared, lost: Callable[[], str | None]) -> Iterator[None
 
 @contextmanager
 def parting(
-    *steps: Callable[[], object], otherwise: Callable[[], object] = lambda: None
+    *steps: Callable[[], object],
+    otherwise: Callable[[], object] = lambda: None,
+    has_standby: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
     """Take these steps at the end; only that `otherwise` after an interruption, when nobody would answer, and in a
-    command whose run another one has: its hosts join that."""
+    command whose run another one has: its hosts join that. One that cannot ask Redis any more does not know whether its
+    standby has the run, so its hosts look for that one."""
     at_end = steps
     try:
         yield
     except (RunInterrupted, FencedError):
         at_end = (otherwise,)
+        raise
+    except StoreError:
+        if has_standby():
+            at_end = (otherwise,)
         raise
     finally:
         for step in at_end:

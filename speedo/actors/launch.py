@@ -160,7 +160,7 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         )
         leave = partial(fleet.leave, "the run is over")
         steps = (fleet.release_scripts, partial(_let_go, master), leave)
-        with parting(*steps, otherwise=fleet.abandon):
+        with parting(*steps, otherwise=fleet.abandon, has_standby=servers.has_standby):
             master.start_tester()
             attempt.trains()
             with attempt.signals() as stopped:
@@ -242,7 +242,12 @@ def _start(
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
-                store = attempt.stores.redis(prepared, watch, redis_port(config.host, port))
+                store = attempt.stores.redis(
+                    prepared,
+                    watch,
+                    redis_port(config.host, port),
+                    is_known=bool(attempt.causes),
+                )
             head = node.enter_context(ray)
             if checking is not None:
                 facts = checking.result()
@@ -273,7 +278,9 @@ def _start(
     epoch = attempt.claims(
         prepared.run_dir,
         continues=prepared.continues,
-        lease=(lambda: (lease_of(settings, address), watch.note)) if leased else None,
+        lease=(lambda: (lease_of(settings, address, config.timeout, watch.note), watch.note))
+        if leased
+        else None,
     )
     settings = replace(
         settings,

@@ -37,7 +37,7 @@ from speedo.messages import Event, StoreTrouble
 from speedo.run.build import TICKETS_OF_AN_EPOCH, build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.config.run_config import RunConfig
-from speedo.run.open_store import fence_of, impatient_store, run_store
+from speedo.run.open_store import fence_of, impatient_store, log_trouble, run_store
 from speedo.run.result import RunResult
 from speedo.run.run_facts import run_facts
 from speedo.run.run_parts import run_parts
@@ -120,6 +120,7 @@ class MasterActor(ServedMaster):
             self._store_trouble,
             to_both=takes_hosts,
             guard=None if fence is None else fence.guard,
+            has_worked=True,  # for its command
         )
         self._meeting = Meeting(settings.workers, self._cluster.cause_of)
         self._former = Takeover(self._store, run_dir, fence) if takes_over else None
@@ -406,14 +407,22 @@ class MasterActor(ServedMaster):
         self._cluster.tests.passed(tester, version, done, batches)
 
     def _store_trouble(self, problem: str | None) -> None:
-        worst = self._worst("vectors", problem)
-        self._board.trouble_with_store(worst)
+        worst = self._trouble_of("vectors", problem)
         if self._training is not None:
             self._training.tell(StoreTrouble(worst))
 
     def _trouble_with_users(self, problem: str | None) -> None:
         """Reports trouble of the connection that creates users, from any thread."""
-        self._board.trouble_with_store(self._worst("users", problem))
+        self._trouble_of("users", problem)
+
+    def _trouble_of(self, connection: str, problem: str | None) -> str:
+        """Show the worst problem, and return it; a master that begins may wait for the store before it has a board."""
+        worst, board = self._worst(connection, problem), getattr(self, "_board", None)
+        if board is None:
+            log_trouble(problem)
+        else:
+            board.trouble_with_store(worst)
+        return worst
 
     def _worst(self, connection: str, problem: str | None) -> str:
         """The worst problem of all the master's connections, after this news of one of them."""

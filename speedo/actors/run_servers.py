@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,15 +62,17 @@ class Servers:
         if lost := self.lost():
             raise RunInterrupted(lost, way_on(self.prepared.run_dir))
 
-    def hand_over(self) -> None:
-        """Let the standby go on with the run, if there is one: raises `FencedError` then, as it is that machine's now.
+    def has_standby(self) -> bool:
+        """Whether a standby followed the run, when that was last seen."""
+        return self.mirror is not None and bool(self.mirror.standby)
 
-        Raises `StoreError` if Redis does not answer.
-        """
+    def hand_over(self) -> None:
+        """Let the standby go on with the run, if there is one: raises `FencedError` then, as it is that machine's."""
         if self.mirror is None or self.lease is None or not (address := self.mirror.standby):
             return
         lacks = self.mirror.finish(FAREWELL_S, over=False)
-        self.lease.end(over=False)
+        with suppress(StoreError):  # it expires
+            self.lease.end(over=False)
         raise FencedError(
             f"SIGTERM: the standby at {address} goes on with this run{lacks and f'; {lacks}'}"
         )
@@ -103,16 +105,16 @@ def with_mirror(
     """The same with what sends the run to a standby, if one comes, until the `stack` ends."""
     settings = servers.settings
     store = RedisStore(settings.redis_url, ca_pem=settings.redis_ca)
-    told: list[object] = ["", None]  # the address, and which master knows it
+    told: list[object] = ["", False, None]  # the last is the master that knows it
 
-    def tell(address: str) -> None:
-        if address:
-            lease.told_of_standby()
-        if told != [address, master.actor]:
-            told[:] = address, master.actor
-            master.actor.tell_standby.remote(address)
+    def tell(address: str, may_come: bool) -> None:
+        lease.expect_standby(may_come)
+        if told != [address, may_come, master.actor]:
+            told[:] = address, may_come, master.actor
+            master.actor.tell_standby.remote(address, may_come)
 
-    mirror = RunMirror(store, settings.run, servers.prepared.run_dir, note, tell)
+    run_dir, standbys = servers.prepared.run_dir, lease.standbys
+    mirror = RunMirror(store, settings.run, run_dir, note, tell, may_come=standbys)
     stack.push(partial(_end_mirror, mirror))
     mirror.start()
     return replace(servers, mirror=mirror)

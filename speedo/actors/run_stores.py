@@ -25,6 +25,7 @@ from speedo.storage.redis.server import MAX_CLIENTS, PROGRAM, PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
 from speedo.storage.redis.users import Access
+from speedo.storage.retrying_store import Patience, noting
 from speedo.storage.shared_memory.folder import SharedMemory, room_for
 from speedo.watch.console import Watch
 
@@ -54,8 +55,15 @@ class RunStores:
     _redis_ends: ExitStack = field(default_factory=ExitStack)
     _memory_ends: ExitStack = field(default_factory=ExitStack)
 
-    def redis(self, prepared: Prepared, watch: Watch, port: int | None) -> OpenRedis:
-        """The user's own server, or a private one: another one if that of before does not answer."""
+    def redis(
+        self, prepared: Prepared, watch: Watch, port: int | None, *, is_known: bool = False
+    ) -> OpenRedis:
+        """The user's own server, or a private one: another one if that of before does not answer.
+
+        A user's server that `is_known` has answered in this run, and is waited for.
+        """
+        if self._redis is not None and prepared.config.redis is not None:
+            return self._redis
         if self._redis is not None:
             with suppress(StoreError):
                 self._redis.keep()
@@ -63,7 +71,7 @@ class RunStores:
                 return self._redis
             self._redis_ends.close()
         with ExitStack() as stack:
-            self._redis = _redis(prepared, watch, stack, port)
+            self._redis = _redis(prepared, watch, stack, port, is_known=is_known)
             self._redis_ends = stack.pop_all()
         return self._redis
 
@@ -121,8 +129,13 @@ def _kept(config: RunConfig) -> int:
     return history + max(len(rule.vectors) for rule in rules)
 
 
-def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None) -> OpenRedis:
+def _redis(
+    prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None, *, is_known: bool
+) -> OpenRedis:
     config = prepared.config
+    patience = Patience(
+        config.timeout if is_known else 0.0, on_trouble=noting(watch.note), has_worked=is_known
+    )
     if config.redis is None:
         server = stack.enter_context(
             PrivateRedis(
@@ -137,9 +150,9 @@ def _redis(prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None)
         opened = OpenRedis(server.url, server.ca_pem, server.socket_path, server.keep)
     else:
         opened = OpenRedis(url_with_password(config.redis))
-    for warning in _checked(opened, config):
+    for warning in patience.call(lambda: _checked(opened, config)):
         watch.note(f"warning: {warning}")
-    access = Access(opened.url, prepared.run, ca_pem=opened.ca_pem)
+    access = Access(opened.url, prepared.run, ca_pem=opened.ca_pem, patience_s=config.timeout)
     problem = access.problem()
     access.close()
     if problem is not None:

@@ -42,11 +42,14 @@ class ServedMaster:
         """What a standby needs to know. Raises `ClusterError` if this run can have none."""
         return StandbyTerms.of(self._config, self._settings, self._records)
 
-    def tell_standby(self, address: str) -> None:
-        """Where a standby is, which hosts learn with the status; empty if none follows the run."""
+    def tell_standby(self, address: str, may_come: bool) -> None:
+        """Where a standby is, which hosts learn with the status; empty if none follows the run.
+
+        One that has not said that it leaves `may_come` nevertheless.
+        """
         self._board.standby = address
-        if address and self._fence is not None:
-            self._fence.told_of_standby()
+        if self._fence is not None:
+            self._fence.expect_standby(may_come)
 
     def _divide_center(self, training: Training) -> None:
         """Have servers keep its center, where there are any."""
@@ -85,8 +88,9 @@ class ServedMaster:
     def server_joined(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
     ) -> None:
-        """Take a server in."""
+        """Take a server in; the one before it may have died while it waited for its store."""
         if self._servers is not None:
+            self._board.trouble_with_store(self._worst(f"server {index}", None))
             self._servers.join(host, index, incarnation, address, handle)
 
     def server_leaves(self, host: str) -> None:

@@ -29,13 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from speedo.errors import (
-    MissingKeyError,
-    NotFiniteError,
-    PayloadError,
-    StoreUnavailableError,
-    TeamBrokenError,
-)
+from speedo.errors import NotFiniteError, TeamBrokenError
 from speedo.exchange.core_affinity import Draw, DriverCore, DriverThread
 from speedo.messages import (
     NO_RESULTS,
@@ -51,6 +45,7 @@ from speedo.messages import (
     Trained,
     Tuning,
 )
+from speedo.storage.meaning import passes
 from speedo.system.json_lines import line_of, values_of
 
 SOCKET: Final = "turns"
@@ -127,8 +122,8 @@ def unpack(line: bytes) -> Message:
 
 def refusal(command: Train, error: BaseException) -> Refused:
     """The message for a turn that raised; the store, a damaged center and its team are not the worker's fault."""
-    passing = StoreUnavailableError | MissingKeyError | PayloadError | TeamBrokenError
-    blame = isinstance(error, NotFiniteError) or not isinstance(error, passing)
+    passing = isinstance(error, TeamBrokenError) or passes(error)
+    blame = isinstance(error, NotFiniteError) or not passing
     return Refused(command.worker, command.incarnation, command.ticket, first_line(error), blame)
 
 

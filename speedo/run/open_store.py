@@ -17,7 +17,7 @@ from speedo.storage.conditional import Guard
 from speedo.storage.lease import CALL_S, MasterFence, MasterLease
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
-from speedo.storage.retrying_store import RetryingStore
+from speedo.storage.retrying_store import Patience, RetryingStore, noting
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.storage.tiered_store import TieredStore
 
@@ -43,9 +43,7 @@ def overlaps(settings: RunSettings) -> bool:
     return settings.overlap == "all" or (settings.overlap == "far" and not is_near(settings.near))
 
 
-def log_trouble(trouble: str | None) -> None:
-    """Log that this process waits for the store, or that the store is back."""
-    print("the store is back" if trouble is None else f"waiting: {trouble}", file=sys.stderr)
+log_trouble = noting(lambda text: print(text, file=sys.stderr))
 
 
 def redis_store(url: str, settings: RunSettings, guard: Guard | None = None) -> RedisStore:
@@ -56,20 +54,29 @@ def redis_store(url: str, settings: RunSettings, guard: Guard | None = None) -> 
     return RedisStore(url, ca_pem=settings.redis_ca, guard=guard)
 
 
-def lease_of(settings: RunSettings, address: str) -> MasterLease:
+def lease_of(
+    settings: RunSettings,
+    address: str,
+    patience_s: float,
+    note: Callable[[str], None],
+) -> MasterLease:
     """The lease of a run in its Redis, of a command that others find at `address`."""
-    return MasterLease(_lease_store(settings), settings.run, address)
+    url, ca_pem = settings.redis_url, settings.redis_ca
+    return MasterLease(
+        RedisStore(url, ca_pem=ca_pem, timeout_s=CALL_S),
+        settings.run,
+        address,
+        patient=RedisStore(url, ca_pem=ca_pem),
+        patience=Patience(patience_s, on_trouble=noting(note), has_worked=True),
+    )
 
 
 def fence_of(settings: RunSettings) -> MasterFence | None:
     """What the master's process asks of the run's epoch; None in a run that has no lease."""
     if not settings.leased:
         return None
-    return MasterFence(_lease_store(settings), settings.run, settings.epoch)
-
-
-def _lease_store(settings: RunSettings) -> RedisStore:
-    return RedisStore(settings.redis_url, ca_pem=settings.redis_ca, timeout_s=CALL_S)
+    store = RedisStore(settings.redis_url, ca_pem=settings.redis_ca)
+    return MasterFence(store, settings.run, settings.epoch, patience_s=settings.timeout_s)
 
 
 def run_store(
@@ -79,17 +86,21 @@ def run_store(
     *,
     to_both: bool = False,
     guard: Guard | None = None,
+    has_worked: bool = False,
 ) -> RetryingStore | TieredStore:
     """The store of a run for a user's URL of Redis, which retries until the run's store timeout.
 
     Without a URL it is the shared memory of this machine alone. `to_both` is for a master that takes workers from other
-    machines: it writes into shared memory and Redis. `guard` is for one that has a lease.
+    machines: it writes into shared memory and Redis. `guard` is for one that has a lease. `has_worked`: see `Patience`.
     """
     if not url:
         memory = SharedMemoryStore(Path(settings.near.folder))
         return RetryingStore(memory, patience_s=settings.timeout_s, on_trouble=on_trouble)
     far = RetryingStore(
-        redis_store(url, settings, guard), patience_s=settings.timeout_s, on_trouble=on_trouble
+        redis_store(url, settings, guard),
+        patience_s=settings.timeout_s,
+        on_trouble=on_trouble,
+        has_worked=has_worked,
     )
     return by_shared_memory(far, settings.near, to_both=to_both)
 

@@ -20,7 +20,7 @@ from speedo.engines.solver import SolverSpec
 from speedo.engines.solver_history import solverstate_in
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import RULES
-from speedo.errors import EngineError, FencedError
+from speedo.errors import EngineError, FencedError, StoreError
 from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
 
@@ -84,7 +84,7 @@ class TakenSnapshot:
             self.fence()
             if self.model is not None:
                 self.model.write(weights)
-        except (EngineError, FencedError) as error:
+        except (EngineError, FencedError, StoreError) as error:
             return f"no snapshot at iteration {self.iteration}: {error}"
         path = self.run_dir / self.spec.solverstate_name(self.iteration)
         try:

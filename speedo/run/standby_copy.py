@@ -113,8 +113,9 @@ class RunFollower:
             pass
 
     def leave(self) -> None:
-        """Follow no longer. Raises `StoreError`."""
-        if not self.over:
+        """Follow no longer, and take nothing over. Raises `StoreError`."""
+        other = read_follower(self._store, self._run)
+        if not self.over and (other is None or other.name == self._me.name):
             self._me = replace(self._me, leaves=True)
             self._write()
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from speedo.errors import MissingKeyError, StoreError
+from speedo.errors import MissingKeyError, SpeedoError, StoreError
 from speedo.run.standby_copy import BEAT_S, GONE_S, Follower, Parcel, files_of, grows, read_follower
 from speedo.run_dir.directory import RESULT
 from speedo.storage import keys
@@ -50,8 +50,9 @@ class _NoRoomError(Exception):
 class RunMirror:
     """The master's side: sends `run_dir` to the standby of the run, in a thread that training never waits for.
 
-    `tell` is called every second with the address of the standby, empty if there is none, and `note` with sentences for
-    people.
+    `tell` is called every second with the address of the standby, empty if there is none, and with whether one may take
+    the run over: also one that is silent may, until it has said that it leaves. `may_come` are the names of those that
+    the mirror of another attempt has seen. `note` gets sentences for people.
     """
 
     def __init__(
@@ -60,13 +61,17 @@ class RunMirror:
         run: str,
         run_dir: Path,
         note: Callable[[str], None],
-        tell: Callable[[str], None],
+        tell: Callable[[str, bool], None],
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        may_come: set[str] | None = None,
     ) -> None:
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._store, self._run, self._run_dir = store, run, run_dir
         self._note, self._tell = note, tell
         self._follower: Follower | None = None
+        self._may_come = set[str]() if may_come is None else may_come
         self._number = 0  # of the last parcel
         self._on_way: deque[tuple[int, int]] = deque()  # number and bytes
         self._sent: dict[
@@ -98,9 +103,9 @@ class RunMirror:
         if self._ends.is_set():
             return ""
         self._halt()
-        deadline = time.monotonic() + patience_s
+        deadline = self._clock() + patience_s
         self._last, problem = True, "it did not answer"
-        while time.monotonic() < deadline:
+        while self._clock() < deadline:
             try:
                 self._look()
                 if self._follower is None:
@@ -113,7 +118,7 @@ class RunMirror:
                     return ""
             except (StoreError, OSError) as error:
                 problem = str(error)
-            time.sleep(LOOK_S)
+            self._sleep(LOOK_S)
         return f"the standby at {self.standby} has not all of the run: {problem}"
 
     def close(self) -> None:
@@ -129,9 +134,8 @@ class RunMirror:
 
     def _work(self) -> None:
         while not self._ends.wait(IDLE_S if self._follower is None else LOOK_S):
-            with suppress(
-                StoreError, OSError
-            ):  # Redis is away, or a file has just gone: the next look may be better
+            # Redis is away, or a file has just gone: the next look may be better.
+            with suppress(SpeedoError, OSError):
                 self.step()
 
     def step(self) -> None:
@@ -149,7 +153,9 @@ class RunMirror:
             if before is not None:
                 left = now is not None and now.name == before.name
                 self._lost(before, left=left)
-            if now is not None and not now.leaves:
+            if now is not None and now.leaves:
+                self._may_come.discard(now.name)
+            elif now is not None:
                 self._note(f"a standby at {now.address} follows this run")
                 self._begin(now)
         elif now.leaves:
@@ -159,10 +165,11 @@ class RunMirror:
             self._arrived(now)
         if self._told + BEAT_S <= self._clock():
             self._told = self._clock()
-            self._tell("" if self._follower is None else self._follower.address)
+            self._tell(self.standby, bool(self._may_come))
 
     def _begin(self, follower: Follower) -> None:
         self._follower, self._number = follower, follower.taken
+        self._may_come.add(follower.name)
         self._on_way.clear()
         self._sent.clear()
         self._listed = False
@@ -174,6 +181,7 @@ class RunMirror:
         """It is gone, and takes nothing more."""
         self._follower = None
         if left:
+            self._may_come.discard(follower.name)
             self._note(f"the standby at {follower.address} has left; the run goes on without one")
         else:
             self._note(

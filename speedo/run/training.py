@@ -70,7 +70,7 @@ class Training:
 
         If the store stays away, the run ends with `StoreError`, after a checkpoint.
         """
-        self._thread, fenced = threading.get_ident(), False
+        self._thread, elsewhere = threading.get_ident(), False
         try:
             self._give_histories_back()
             outcome = self.driver.run()
@@ -87,16 +87,18 @@ class Training:
                 self.model.second_name(outcome.iteration),
             )
         except FencedError:
-            fenced = True
+            elsewhere = True
             self.log.disown()
             if self.exports is not None:
                 self.exports.disown()
             raise
         except StoreError as error:
+            fence = self.parts.master_fence
+            elsewhere = fence is not None and fence.has_standby
             raise StoreError(f"{error}; {self._keep_what_there_is()}") from None
         finally:
             self._thread = None
-            if not fenced:  # else it goes on, and its hosts are not to leave
+            if not elsewhere:  # else its hosts are not to leave
                 self.parts.end()
             if self.keeper is not None:
                 self.keeper.close()

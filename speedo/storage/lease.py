@@ -22,6 +22,7 @@ from typing import Final
 from speedo.errors import FencedError, StoreError
 from speedo.storage import keys
 from speedo.storage.conditional import FORMER, Conditional, Guard, Small, Smalls, Term, look_at
+from speedo.storage.retrying_store import Patience
 
 LEASE_S: Final = 5.0
 """How long a lease lasts unless it is renewed. A shorter one is lost in a pause of a machine that swaps, or while Redis
@@ -60,8 +61,10 @@ class Holder:
 class MasterLease:
     """The lease of a run; `address` is what others read of its holder. Threads must not share one.
 
-    `store` must have a short timeout (`CALL_S`). Each call raises `StoreError` if it cannot be reached. Once
-    `has_standby` is set, a lease that Redis has lost is not written again after its time.
+    `store` must have a short timeout (`CALL_S`): it is for `renew`, which is soon due again. `claim` and `end` decide
+    over the run. They are repeated with `patience`, by the `patient` store, which may have a longer timeout. All calls
+    raise `StoreError` if Redis cannot be reached. While `has_standby` is set, a lease that Redis has lost is not
+    written again after its time.
     """
 
     def __init__(
@@ -70,16 +73,20 @@ class MasterLease:
         run: str,
         address: str = "",
         *,
+        patient: Conditional | None = None,
+        patience: Patience | None = None,
         clock: Callable[[], float] = _running_clock,
         token: str = "",
     ) -> None:
         self._store, self._run, self._clock = store, run, clock
+        self._patient, self._patience = patient or store, patience or Patience(0.0)
         self._address = address.encode()
         self._token = (token or secrets.token_hex(8)).encode()
         self._names = keys.epoch(run), keys.lease(run)
         self._sure_until = 0.0
         self.epoch: int | None = None
         self.has_standby = False
+        self.in_doubt = False  # whether a claim that was sent may still be carried out
 
     def claim(self, after: int | None = None, *, ours: bool = False, least: int = 0) -> int:
         """Become the run's master: the new epoch, which is `least` or more.
@@ -111,17 +118,23 @@ class MasterLease:
                 self._names[1]: self._lease(claimed),
             }
 
-        self._change(decide)
-        self.epoch = claimed
+        self.in_doubt = True
+        try:
+            self._patience.call(lambda: self._change(self._patient, decide))
+            self.epoch = claimed
+        except FencedError:
+            self.in_doubt = False
+            raise
+        self.in_doubt = False
         return claimed
 
     def renew(self) -> None:
-        """Keep the lease. Raises `FencedError` if another one has the run, or that cannot be known."""
-        self._change(self._renewed)
+        """Keep the lease; tries once. Raises `FencedError` if another one has the run, or that cannot be known."""
+        self._change(self._store, self._renewed)
 
     def holder(self) -> Holder:
-        """Who has the run."""
-        found = look_at(self._store, self._names)
+        """Who has the run; tries once."""
+        found = look_at(self._patient, self._names)
         term, lease = Term.of(found[self._names[0]]), found[self._names[1]]
         if term is None:
             return Holder(-1)
@@ -146,11 +159,14 @@ class MasterLease:
                 keys.journal(self._run): None,
             }
 
-        self._store.change(self._names, decide)
+        if over:
+            self._patience.call(lambda: self._patient.change(self._names, decide))
+        else:  # it expires in any case
+            self._store.change(self._names, decide)
 
-    def _change(self, decide: Callable[[Smalls], Smalls]) -> None:
+    def _change(self, store: Conditional, decide: Callable[[Smalls], Smalls]) -> None:
         began = self._clock()
-        self._store.change(self._names, decide)
+        store.change(self._names, decide)
         self._sure_until = began + LEASE_S
 
     def _lease(self, epoch: int) -> Small:
@@ -199,7 +215,7 @@ class MasterLease:
 class MasterFence:
     """What the process of a run's master asks of the epoch; the lease itself is its command's.
 
-    The `guard` is for its store. `has_standby` as in `MasterLease`. Threads may share it.
+    The `guard` is for its store. `has_standby` is set while a standby may take the run over. Threads may share it.
     """
 
     def __init__(
@@ -208,51 +224,61 @@ class MasterFence:
         run: str,
         epoch: int,
         *,
+        patience_s: float = LEASE_S,
         clock: Callable[[], float] = _running_clock,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._store, self._clock, self._sleep = store, clock, sleep
+        self._store, self._patience_s = store, patience_s
+        self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()
         self.guard = Guard(run, epoch)
         self.has_standby = False
 
     def require(self) -> None:
-        """Raises `FencedError` if another one has the run; also if that is not known, once there is a standby.
+        """Raises `FencedError` if another one has the run.
 
-        Waits for Redis as long as a lease lasts.
+        While there is no standby, Redis is waited for as long as a lease lasts, and then nobody else can have the run.
+        While there is one, it is waited for `patience_s` seconds; raises `StoreError` then.
         """
-        deadline = self._clock() + LEASE_S
+        began = self._clock()
         while True:
             try:
                 with self._lock:
                     self._store.change((keys.epoch(self.guard.run),), self._allowed)
             except StoreError as error:
-                if self._clock() < deadline:
+                waited_s = self._clock() - began
+                if waited_s < (self._patience_s if self.has_standby else LEASE_S):
                     self._sleep(RENEW_S)
                     continue
                 if self.has_standby:
-                    raise FencedError(
-                        f"{error}; so it is not known which master has the run: this one writes nothing more"
+                    raise type(error)(
+                        f"{error}; so it is not known which master has the run, and this one has written nothing for "
+                        f"{waited_s:.0f} s"
                     ) from None
             return
 
     def entry(self) -> bytes:
         """The journal's entry of the newest version that can be seen; empty if there is none. Raises `StoreError`."""
         name = keys.journal(self.guard.run)
-        with self._lock:
-            found = look_at(self._store, (name,))[name]
+        found = self._look_at(name)[name]
         return b"" if found is None else found.data
 
     def former_entries(self) -> list[bytes]:
         """The latest entries of the journal, in any order. Raises `StoreError`."""
-        names = tuple(keys.former_entry(self.guard.run, place) for place in range(FORMER))
-        with self._lock:
-            found = look_at(self._store, names)
-        return [one.data for one in found.values() if one is not None]
+        names = [keys.former_entry(self.guard.run, place) for place in range(FORMER)]
+        return [one.data for one in self._look_at(*names).values() if one is not None]
 
-    def told_of_standby(self) -> None:
-        """From now on a standby follows, and may take over."""
-        self.has_standby = self.guard.keeps_former = True
+    def expect_standby(self, may_come: bool) -> None:
+        """Whether a standby follows, and may take over."""
+        self.has_standby = self.guard.keeps_former = may_come
+
+    def _look_at(self, *names: str) -> Smalls:
+        def look() -> Smalls:
+            with self._lock:
+                return look_at(self._store, names)
+
+        patience = Patience(self._patience_s, clock=self._clock, sleep=self._sleep, has_worked=True)
+        return patience.call(look)
 
     def _allowed(self, found: Smalls) -> Smalls:
         self.guard.require(found[keys.epoch(self.guard.run)])

@@ -10,15 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from speedo.errors import (
-    MissingKeyError,
-    PayloadError,
-    StoreAccessError,
-    StoreCrowdedError,
-    StoreError,
-    StoreUnavailableError,
-)
+from speedo.errors import Meaning, SpeedoError, StoreCrowdedError
 from speedo.storage.base import Arrived, Store, View
+from speedo.storage.meaning import ANSWERS, meaning_of
 
 Result = TypeVar("Result")
 FIRST_PAUSE_S: Final = 0.1
@@ -27,14 +21,19 @@ LONGEST_PAUSE_S: Final = 2.0
 CROWDED_PAUSE_S: Final = 0.03
 
 
+def noting(note: Callable[[str], None]) -> Callable[[str | None], None]:
+    """An `on_trouble` that says by `note` what a call waits for, and that it waits no longer."""
+    return lambda problem: note("the store is back" if problem is None else f"waiting: {problem}")
+
+
 class Patience:
-    """Repeats calls that failed with `StoreUnavailableError`, after pauses of 0.1 s doubling to 2 s.
+    """Repeats calls that failed and may succeed later (`Meaning.AGAIN`), after pauses of 0.1 s doubling to 2 s.
 
     If the server only has no room for one more connection, the pauses are 0.03 s. A call is given up `patience_s`
-    seconds after its first failure; its last try may end later, by the store's own deadline. Once a call has worked, an
-    unknown user counts as a passing problem: a restarted server gets its users again later. `on_trouble` is called with
-    the problem when an outage begins, once more if it turns out that the server has no room for it, and with
-    None when a call works again; `outages` counts those that ended.
+    seconds after its first failure; its last try may end later, by the store's own deadline. Once a call has worked, or
+    if it `has_worked` before, a refusal counts as a passing problem, too: a restarted server gets its users again
+    later. `on_trouble` is called with the problem when an outage begins, once more if it turns out that the server has
+    no room for it, and with None when a call works again; `outages` counts those that ended.
     """
 
     def __init__(
@@ -44,24 +43,25 @@ class Patience:
         on_trouble: Callable[[str | None], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        has_worked: bool = False,
     ) -> None:
         self.outages = 0
-        self._patience_s = patience_s
+        self._patience_s, self._has_worked = patience_s, has_worked
         self._on_trouble, self._clock, self._sleep = on_trouble, clock, sleep
-        self._has_worked = self._in_trouble = self._is_crowded = False
+        self._in_trouble = self._is_crowded = False
 
     def call(self, what: Callable[[], Result]) -> Result:
-        """What `what` returns, once it works; raises its last `StoreError` with the time waited."""
+        """What `what` returns, once it works; raises its last error, with the time waited."""
         began: float | None = None
         pause = FIRST_PAUSE_S
         while True:
             try:
                 result = what()
-            except (MissingKeyError, PayloadError):
-                self._works()
-                raise
-            except (StoreUnavailableError, StoreAccessError) as error:
-                if isinstance(error, StoreAccessError) and not self._has_worked:
+            except SpeedoError as error:
+                if isinstance(error, ANSWERS):
+                    self._works()
+                meaning = meaning_of(error, has_worked=self._has_worked)
+                if meaning is not Meaning.AGAIN or not self._patience_s:
                     raise
                 self._fails(error)
                 now = self._clock()
@@ -78,7 +78,7 @@ class Patience:
                 self._works()
                 return result
 
-    def _fails(self, error: StoreError) -> None:
+    def _fails(self, error: SpeedoError) -> None:
         crowded = isinstance(error, StoreCrowdedError)
         if not self._in_trouble or (crowded and not self._is_crowded):
             self._in_trouble, self._is_crowded = True, crowded
@@ -93,7 +93,7 @@ class Patience:
 
 
 class RetryingStore:
-    """A store that repeats failed calls; see `Patience` for `patience_s`, `on_trouble` and `outages`."""
+    """A store that repeats failed calls; see `Patience` for the options and `outages`."""
 
     def __init__(
         self,
@@ -103,9 +103,12 @@ class RetryingStore:
         on_trouble: Callable[[str | None], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        has_worked: bool = False,
     ) -> None:
         self._store, self.is_one_memory = store, store.is_one_memory
-        self._patience = Patience(patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep)
+        self._patience = Patience(
+            patience_s, on_trouble=on_trouble, clock=clock, sleep=sleep, has_worked=has_worked
+        )
 
     def __repr__(self) -> str:
         return f"RetryingStore({self._store!r})"
@@ -159,5 +162,5 @@ class RetryingStore:
         self._store.close()
 
 
-def _given_up(error: StoreError, waited_s: float) -> StoreError:
+def _given_up(error: SpeedoError, waited_s: float) -> SpeedoError:
     return type(error)(f"{error}; it did not recover in {waited_s:.1f} s")

@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from speedo.actors.attempts import Attempt, in_attempts
+from speedo.actors.attempts import Attempt, in_attempts, parting
 from speedo.actors.run_stores import RunStores
 from speedo.engines.weight_files.stored import State
 from speedo.errors import (
@@ -23,6 +24,7 @@ from speedo.errors import (
     FencedError,
     RunInterrupted,
     SpeedoError,
+    StoreError,
     TrainingStopped,
 )
 from speedo.run.caffe_snapshot import CaffeSnapshot
@@ -296,3 +298,31 @@ def test_the_nets_of_a_solver_are_tried_once_in_a_command(
     trials = Trials(with_checkpoint(tmp_path / "run"), step, step, step)
     trials.run(config())
     assert tried == ["lenet", "another"]
+
+
+@pytest.mark.parametrize(
+    ("error", "has_standby", "steps"),
+    [
+        (None, True, ["leave"]),
+        (StoreError("no Redis answers"), False, ["leave"]),
+        (StoreError("no Redis answers"), True, ["abandon"]),
+        (FencedError("another master"), True, ["abandon"]),
+        (DEAD, False, ["abandon"]),
+        (ConfigError("a mistake"), True, ["leave"]),
+    ],
+)
+def test_hosts_are_not_sent_away_where_a_standby_may_have_the_run(
+    error: SpeedoError | None, has_standby: bool, steps: list[str]
+) -> None:
+    took: list[str] = []
+    with (
+        suppress(SpeedoError),
+        parting(
+            lambda: took.append("leave"),
+            otherwise=lambda: took.append("abandon"),
+            has_standby=lambda: has_standby,
+        ),
+    ):
+        if error is not None:
+            raise error
+    assert took == steps

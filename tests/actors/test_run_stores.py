@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,9 @@ from speedo.actors.run_stores import RunStores, _kept
 from speedo.errors import StoreError
 from speedo.run.config.run_config import make_config
 from speedo.storage.redis.store import RedisStore
+from speedo.storage.redis.url import PASSWORD_VARIABLE
 from speedo.watch.console import Quiet
+from tests.faults.store_server import OwnRedis
 
 OUTER = {"mode": "sync", "rule": "outer-momentum", "local_steps": 4}
 
@@ -49,3 +53,28 @@ def test_they_are_opened_once_and_end_with_the_last_attempt() -> None:
         with pytest.raises(StoreError):
             RedisStore(one.url).check_server()
     assert not Path(near.folder).exists()
+
+
+@pytest.mark.redis
+def test_a_users_redis_that_this_run_has_used_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A standby that has claimed the run must not end because Redis is away for a moment."""
+    redis, notes = OwnRedis(), list[str]()
+    config = make_config({"workers": 1, "redis": redis.options[1], "timeout": 60.0})
+    prepared: Any = SimpleNamespace(config=config, run="a1b2c3")
+    watch: Any = SimpleNamespace(note=notes.append)
+    monkeypatch.setenv(PASSWORD_VARIABLE, redis.password)
+    with pytest.raises(
+        StoreError, match=r"no Redis answers.*start it or give another --redis URL\Z"
+    ):
+        RunStores().redis(prepared, watch, None)
+    assert notes == []
+    with ExitStack() as stack:
+        later = threading.Timer(1.0, lambda: stack.enter_context(redis))
+        later.start()
+        opened = RunStores().redis(prepared, watch, None, is_known=True)
+        later.join()
+        RedisStore(opened.url).ping()
+    assert notes[0].startswith("waiting: no Redis answers")
+    assert notes[1] == "the store is back"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.late_redis import LateRedis
 from tests.faults.rows import Finding, row
 from tests.faults.running import GAP_S, HANG_S, Run, Watched
 from tests.faults.store_server import OwnRedis
@@ -126,6 +127,34 @@ def test_a_standby_goes_on_when_the_masters_machine_is_gone(
     resumed = pair.taken_over(standby, finding, since)
     assert resumed["version"] >= pair.run.version
     pair.ends_and_is_whole(standby, resumed)
+
+
+@row(31, "the same, and its process before, while Redis answers after 0.7 s", ("async",))
+def test_a_redis_that_answers_late_delays_a_takeover_and_loses_nothing(
+    speedo: Commands, problem: Path, mode: str, hosts: list[Host], finding: Finding
+) -> None:
+    """A claim is two answers: more than the second after which a lease's renewal is given up."""
+    with LateRedis(hosts[3].address, hosts[3].inside) as redis:
+        pair = Pair(speedo, problem, mode, hosts, redis)
+        run = pair.run
+        pair.followed("first").leaves()
+        redis.answers_after(0.7)
+        run.the("ray::MasterActor").kill()
+        run.wait_for(lambda: run.lines("resumed"))
+        run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]))
+        redis.answers_after(0.0)
+        assert run.process.poll() is None
+        standby = pair.followed()
+        redis.answers_after(0.7)
+        since = time.monotonic()
+        pair.chief.kill_all()
+        standby.wait_for(lambda: standby.lines("resumed")[1:])
+        redis.answers_after(0.0)
+        _, resumed = standby.lines("resumed")
+        assert "has not been heard of" in resumed["cause"]
+        standby.wait_for(lambda: standby.merged_after(resumed))
+        finding.recovered(time.monotonic() - since)
+        pair.ends_and_is_whole(standby, resumed)
 
 
 @row(

@@ -28,9 +28,11 @@ class Pair:
         for one in (self.there, self.here):
             (one / "logs").mkdir(parents=True)
         self.said: list[str] = []
-        self.told: list[str] = []
+        self.told: list[tuple[str, bool]] = []
         self.mirror = RunMirror(
-            self.store, RUN, self.there, self.said.append, self.told.append, lambda: self.now
+            *(self.store, RUN, self.there, self.said.append),
+            lambda *address_and_may_come: self.told.append(address_and_may_come),
+            lambda: self.now,
         )
         self.standby = self.another()
 
@@ -68,7 +70,7 @@ def test_what_was_there_before_and_what_comes_after_is_all_there(pair: Pair) -> 
     assert pair.files(pair.here) == pair.files(pair.there)
     assert pair.parcels() == []
     assert pair.said == [f"a standby at {HERE} follows this run"]
-    assert set(pair.told) == {HERE}
+    assert set(pair.told) == {(HERE, True)}
 
 
 def test_a_line_that_is_being_written_comes_once_it_is_whole(pair: Pair) -> None:
@@ -130,7 +132,15 @@ def test_a_standby_that_is_gone_is_told_and_what_waited_for_it_is_removed(pair: 
     pair.mirror.step()
     assert pair.parcels() == []
     assert "has not been heard of" in pair.said[-1]
-    assert pair.told[-1] == ""
+    assert pair.told[-1] == ("", True), "it may be alive, and come"
+    mirror, may_come = pair.mirror, pair.mirror._may_come
+    mirror.close()
+    pair.mirror = RunMirror(
+        *(pair.store, RUN, pair.there, pair.said.append, mirror._tell, lambda: pair.now),
+        may_come=may_come,
+    )
+    pair.mirror.step()
+    assert pair.told[-1] == ("", True), "also by another attempt at the run"
     pair.standby = pair.another()
     pair.go_on()
     assert pair.files(pair.here) == pair.files(pair.there), "another one may come"
@@ -141,6 +151,9 @@ def test_a_standby_that_leaves_is_no_warning(pair: Pair) -> None:
     pair.standby.leave()
     pair.mirror.step()
     assert pair.said[-1] == f"the standby at {HERE} has left; the run goes on without one"
+    pair.now += 1.0
+    pair.mirror.step()
+    assert pair.told[-1] == ("", False)
     pair.another().follow()  # it may come at once
 
 

@@ -200,7 +200,7 @@ def line(worker: int, version: int) -> str:
 def test_on_another_machine_the_log_has_each_published_result_once(tmp_path: Path) -> None:
     former = Former(tmp_path, leased=True)
     assert former.fence is not None
-    former.fence.told_of_standby()
+    former.fence.expect_standby(True)
     journal = Journal(JournalInStore(former.fence.guard), lambda: counters(version))
     for version in (6, 7, 8):
         parts = tuple(Part(worker, 1, 100 + version, 1, 0, 0.0) for worker in (0, 1))

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from speedo.errors import MissingKeyError, StoreAccessError, StoreError
+from speedo.errors import (
+    MissingKeyError,
+    StoreAccessError,
+    StoreError,
+    StoreUnavailableError,
+)
 from speedo.storage import PrivateRedis, RedisStore, keys
 from speedo.storage.lease import MasterFence, MasterLease
+from speedo.storage.redis.resp import Reply
 from speedo.storage.redis.users import Access
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put
@@ -48,6 +54,25 @@ def users(server: PrivateRedis) -> set[str]:
     reply = RedisStore(server.url).administer("ACL", "USERS")
     assert isinstance(reply, list)
     return {name.decode() for name in reply if isinstance(name, bytes)} - {"tester"}
+
+
+def test_a_trouble_that_outlasted_the_patience_is_over_once_a_call_works(
+    server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+    access = Access(server.url, RUN, saved=True, patience_s=0.2, on_trouble=said.append)
+    with monkeypatch.context() as patch:
+
+        def away(*arguments: str) -> Reply:
+            raise StoreUnavailableError("no Redis answers")
+
+        patch.setattr(access._store, "administer", away)
+        with pytest.raises(StoreUnavailableError):
+            access.admit_reader()
+    assert said == ["no Redis answers"]
+    access.admit_reader()
+    assert said == ["no Redis answers", None]
+    access.close()
 
 
 def test_a_worker_reads_centers_and_owns_its_payloads_and_states(worker: RedisStore):

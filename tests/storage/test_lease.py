@@ -15,9 +15,9 @@ import pytest
 from speedo.errors import FencedError, StoreError, StoreUnavailableError
 from speedo.storage import MemoryStore, RedisStore, keys
 from speedo.storage import lease as module
-from speedo.storage.conditional import Guard, Small
+from speedo.storage.conditional import Decide, Guard, Small
 from speedo.storage.lease import LEASE_S, MasterFence, MasterLease
-from speedo.storage.retrying_store import RetryingStore
+from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import RawClient, get, put
 from tests.support.commands import how_loaded
 
@@ -266,6 +266,87 @@ def test_a_lease_that_has_run_out_and_is_lost_is_not_written_again_where_there_i
     assert bench.lease().holder().epoch == -1
 
 
+def test_once_the_standby_has_left_a_lost_lease_is_written_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lasts = quick(bench, monkeypatch)
+    first = bench.lease("here:1")
+    first.claim()
+    first.has_standby = True
+    first.has_standby = False
+    bench.sleep(1.1 * lasts)
+    bench.forget()
+    first.renew()
+    assert bench.lease().holder().address == "here:1"
+
+
+class Away:
+    """A store whose server is away until a time, by the clock of the test."""
+
+    def __init__(self, store: MemoryStore, until: float, clock: Callable[[], float]) -> None:
+        self.store, self.until, self.clock = store, until, clock
+        self.address = store.address
+
+    def change(self, names: tuple[str, ...], decide: Decide) -> None:
+        if self.clock() < self.until:
+            raise StoreUnavailableError("no Redis answers")
+        self.store.change(names, decide)
+
+
+@pytest.mark.parametrize(("has_standby", "asked"), [(True, True), (False, False)])
+def test_a_fence_waits_with_the_patience_of_the_run_while_there_is_a_standby(
+    has_standby: bool, asked: bool
+) -> None:
+    """An outage of 40 s: nothing is written meanwhile, and the run does not end."""
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    store = MemoryStore(clock=lambda: now[0])
+    MasterLease(store, "run", clock=lambda: now[0]).claim()
+    away = Away(store, 140.0, lambda: now[0])
+    fence = MasterFence(away, "run", 0, patience_s=60.0, clock=lambda: now[0], sleep=sleep)
+    fence.expect_standby(True)
+    fence.expect_standby(has_standby)
+    fence.require()
+    assert (now[0] >= 140.0) is asked
+    assert now[0] <= 141.0
+    away.until = 500.0
+    if has_standby:
+        with pytest.raises(StoreUnavailableError, match="not known which master has the run"):
+            fence.require()
+    now[0], away.until = 200.0, 240.0
+    assert fence.entry() == b""
+    assert now[0] >= 240.0
+
+
+def test_a_claim_and_the_end_are_repeated_and_a_renewal_is_not() -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    store = MemoryStore(clock=lambda: now[0])
+    away = Away(store, 120.0, lambda: now[0])
+    patience = Patience(30.0, clock=lambda: now[0], sleep=sleep, has_worked=True)
+    lease = MasterLease(away, "run", patience=patience, clock=lambda: now[0])
+    assert lease.claim() == 0
+    assert now[0] >= 120.0
+    away.until = 130.0
+    began = now[0]
+    with pytest.raises(StoreUnavailableError):
+        lease.renew()
+    assert now[0] == began
+    lease.end()
+    assert lease.holder().is_over
+    now[0], away.until = 200.0, 300.0
+    assert not lease.in_doubt
+    with pytest.raises(StoreUnavailableError, match=r"did not recover in 30\.\d s"):
+        lease.claim(0)
+    assert lease.in_doubt, "it may be carried out later"
+
+
 def test_a_higher_epoch_is_written_over_a_lower_one_that_came_back(bench: Bench) -> None:
     """As of a Redis that was restarted with the data of an hour ago."""
     first, second = bench.lease(), bench.lease()
@@ -292,9 +373,10 @@ def test_a_master_that_cannot_ask_writes_nothing_once_there_is_a_standby(
     monkeypatch.setattr(type(fence._store), "change", refuse)
     monkeypatch.setattr(module, "LEASE_S", 0.2)
     monkeypatch.setattr(module, "RENEW_S", 0.1)
+    monkeypatch.setattr(fence, "_patience_s", 0.4)
     fence.require()
-    fence.has_standby = True
-    with pytest.raises(FencedError, match="no Redis answers; so it is not known which master"):
+    fence.expect_standby(True)
+    with pytest.raises(StoreUnavailableError, match="no Redis answers; so it is not known which"):
         fence.require()
     assert bench.clock() - began < 60.0
 

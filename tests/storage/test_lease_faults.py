@@ -15,14 +15,14 @@ from functools import partial
 
 import pytest
 
-from speedo.errors import FencedError, MissingKeyError
+from speedo.errors import FencedError, MissingKeyError, StoreError
 from speedo.run import kept_lease as kept_module
 from speedo.run.kept_lease import KeptLease
 from speedo.storage import PrivateRedis, RedisStore, keys
 from speedo.storage import lease as module
 from speedo.storage.conditional import Small, look_at
 from speedo.storage.lease import MasterFence, MasterLease
-from speedo.storage.retrying_store import RetryingStore
+from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import RawClient, put
 from tests.support.commands import how_loaded, wait_until
 
@@ -86,6 +86,49 @@ def has_expired(lease: MasterLease) -> bool:
     return lease.holder().is_expired
 
 
+def test_a_claim_outlasts_a_redis_that_answers_late(raw: RawClient) -> None:
+    """Each of its tries may have been carried out."""
+    store = RedisStore(raw.url, timeout_s=0.3)
+    own = MasterLease(store, "late claim", patience=Patience(60.0, has_worked=True))
+    own.claim()
+    held = KeptLease(own, print, thread=False)
+    for epoch in (1, 2):
+        raw.redis.client_pause(1200)
+        assert held.next_epoch() == epoch
+    assert own.holder().epoch == 2
+    raw.redis.client_pause(1200)
+    held.end(over=True)
+    assert own.holder().is_over
+    raw.redis.flushall()
+
+
+def test_a_renewal_goes_on_after_whatever_error(
+    raw: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a standby would take over from a master that is well."""
+    own = MasterLease(RedisStore(raw.url), "renewed")
+    own.claim()
+    notes: list[str] = []
+    held = KeptLease(own, notes.append, thread=False)
+
+    def renew() -> None:
+        raise errors.pop(0)
+
+    errors = [StoreError("NOREPLICAS"), AttributeError("as of a library")]
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "renew", renew)
+        held.renew()
+        held.renew()
+    assert errors == []
+    held.renew()
+    assert notes == [
+        "warning: the lease of the run cannot be renewed: NOREPLICAS",
+        "the lease of the run is renewed again",
+    ]
+    held.check()
+    raw.redis.flushall()
+
+
 HOLDER = """
 import sys
 import speedo.storage.lease as lease
@@ -98,7 +141,7 @@ url, run = sys.argv[1:]
 own = lease.MasterLease(RedisStore(url, timeout_s=5), run)
 epoch = own.claim()
 held = kept.KeptLease(own, print)
-held.told_of_standby()
+held.expect_standby(True)
 fence = lease.MasterFence(RedisStore(url), run, epoch)
 store = RetryingStore(RedisStore(url, chunk_bytes=100, guard=fence.guard), patience_s=20)
 version = 0

@@ -9,7 +9,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
 from speedo.storage import RedisStore
-from speedo.storage.redis.errors import refusal, server_problems, server_warnings
+from speedo.storage.redis.errors import server_problems, server_warnings, store_error
 from speedo.storage.redis.resp import ReplyError
 from speedo.storage.redis.server import PrivateRedis
 from tests.storage.conftest import BODY, RawClient, get, put
@@ -145,7 +145,7 @@ def test_the_check_names_every_problem_and_warning():
     ],
 )
 def test_refusals_come_with_a_remedy(said: str, remedy: str):
-    text = refusal(ReplyError(said), "h:1/0", "writing k")
+    text = str(store_error(ReplyError(said), "h:1/0", "writing k", 5.0))
     assert remedy in text
     assert "h:1/0" in text
 

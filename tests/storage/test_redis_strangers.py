@@ -7,19 +7,16 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
-import redis.exceptions
 
 from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis import strangers as module
-from speedo.storage.redis.errors import connection_kind
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
 from tests.support.commands import wait_until
@@ -224,15 +221,3 @@ def test_a_server_with_too_little_room_for_a_run_is_warned_of() -> None:
         assert "takes 20 clients at once, of which 2 are there, and this run may want 30" in warning
         assert "set maxclients 32 or more" in warning
         store.close()
-
-
-@pytest.mark.parametrize("ended", [ssl.SSLEOFError, ssl.SSLZeroReturnError])
-def test_a_connection_that_is_closed_while_tls_opens_may_come_back(
-    ended: type[ssl.SSLError],
-) -> None:
-    error = redis.exceptions.ConnectionError("closed")
-    error.__cause__ = ended(ended.__name__)
-    assert connection_kind(error) is StoreUnavailableError
-    other = redis.exceptions.ConnectionError("certificate")
-    other.__cause__ = ssl.SSLCertVerificationError("self-signed")
-    assert connection_kind(other) is StoreError

@@ -14,7 +14,7 @@ from speedo.errors import (
     StoreUnavailableError,
 )
 from speedo.storage import MemoryStore
-from speedo.storage.retrying_store import RetryingStore
+from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import get, put
 
 
@@ -108,6 +108,24 @@ def test_what_does_not_pass_is_raised_at_once(ailing: Ailing, error: StoreError)
     with pytest.raises(StoreError, match=str(error)):
         ailing.patient.ping()
     assert ailing.pauses == []
+    assert ailing.told == []
+
+
+@pytest.mark.parametrize("error", [StoreError("NOPERM"), StoreAccessError("who")])
+def test_a_refusal_passes_where_a_call_has_worked(ailing: Ailing, error: StoreError):
+    ailing.patient.ping()
+    ailing.failures = [error] * 3
+    ailing.patient.ping()
+    assert ailing.told == [str(error), None]
+    known = Patience(20.0, clock=lambda: ailing.now, sleep=ailing.sleep, has_worked=True)
+    ailing.failures = [error]
+    known.call(ailing.ping)
+
+
+def test_without_patience_an_error_is_raised_as_it_is(ailing: Ailing):
+    ailing.failures = [StoreUnavailableError("away")]
+    with pytest.raises(StoreUnavailableError, match=r"\Aaway\Z"):
+        Patience(0.0, on_trouble=ailing.told.append).call(ailing.ping)
     assert ailing.told == []
 
 

@@ -165,7 +165,7 @@ def _stay(
 ) -> Over | Stopped | Failed | Lost | Crashed:
     """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses.
 
-    The address of a standby is added to `addresses`.
+    `addresses` are the first one, that of this master and that of its latest standby.
     """
     lost: list[str] = []
     told: list[float] = []  # by `speedo leave`: the seconds
@@ -267,8 +267,9 @@ def _follow(
         elif isinstance(told, Status):
             watch.show(told)
             trains = True
-            if told.standby and told.standby not in addresses:
-                addresses.append(told.standby)
+            if told.standby:  # those of before have left, or have the run
+                places = dict.fromkeys((addresses[0], offer.address, told.standby))
+                addresses[:] = places
         elif isinstance(told, Over | Failed):
             return told
         elif isinstance(told, Stopped):

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
-from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.errors import SpeedoError
 from speedo.exchange.channel import refusal
 from speedo.exchange.lease import Lease
 from speedo.messages import Train, Trained
 from speedo.run.script.turns import TurnSource
+from speedo.storage.meaning import passes
 from speedo.worker.share import Share
 
 
@@ -35,7 +36,9 @@ class Publisher:
     ) -> None:
         try:
             self._turns.answer(publish())
-        except (MissingKeyError, PayloadError, StoreUnavailableError) as problem:
+        except SpeedoError as problem:
+            if not passes(problem):
+                raise
             self._lost.put(records)
             self._turns.answer(refusal(command, problem))
 

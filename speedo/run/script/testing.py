@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreUnavailableError
+from speedo.errors import ConfigError
 from speedo.exchange.channel import first_line
 from speedo.exchange.vector import Vector
 from speedo.run.script.turns import TurnSource
+from speedo.storage.meaning import passes
 from speedo.system.foreign_text import clean_text
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.weights import Weights
@@ -61,10 +62,10 @@ def center_tested(
         worker.exchange.fetch_center(version, center, exact=True)
         with _with_weights(worker.weights, center):
             metrics, problem = measure(), ""
-    except (MissingKeyError, PayloadError, StoreUnavailableError) as error:
-        problem = first_line(error)
-        return None
     except Exception as error:
+        if passes(error):
+            problem = first_line(error)
+            return None
         problem = f"the script's test failed: {type(error).__name__}: {first_line(error)}"
         raise
     finally:

@@ -1,4 +1,7 @@
-"""Explains Redis's errors to the user: what is wrong and what to change."""
+"""Makes one of our errors of each error of Redis's, and says in it what is wrong and what to change.
+
+What that means for a call is decided in `speedo.storage.meaning`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
+from redis import exceptions
+
 from speedo.errors import (
     StoreAccessError,
     StoreCrowdedError,
     StoreError,
+    StoreTimeoutError,
     StoreUnavailableError,
 )
 from speedo.storage.redis.resp import ProtocolError, ReplyError
@@ -43,26 +49,54 @@ _NO_ROOM: Final = (
     "it has as many connections as it takes (maxclients): end other programs' connections, raise its maxclients, "
     "or raise the limit of open files (ulimit -n) that it was started under"
 )
-_PASSING: Final = ("OOM", "MISCONF", "READONLY", "LOADING", "BUSY", "MASTERDOWN")
 _STRANGER: Final = ("NOAUTH", "WRONGPASS")
+# What the user has to change. All other refusals may pass, also those that are not known here.
+_FINAL: Final = ("ERR", "NOPERM", "DENIED", "WRONGTYPE", "NOPROTO", "MOVED", "ASK", "CROSSSLOT")
 # How TLS tells that the other side has closed, without a word and with one: no fault of a certificate.
 ENDED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+_NO_LOGIN: Final = (
+    exceptions.AuthenticationError,
+    exceptions.AuthenticationWrongNumberOfArgsError,
+    exceptions.AuthorizationError,
+    exceptions.NoPermissionError,
+)
+_NO_SERVER_OF_ITS_OWN: Final = (
+    exceptions.AskError,
+    exceptions.ClusterCrossSlotError,
+    exceptions.InvalidResponse,
+)
 
 
-def refusal_kind(error: ReplyError) -> type[StoreError]:
-    """The kind of a refused command: a passing problem, an unknown user, or final."""
-    code = _code(error)
+def store_error(error: Exception, address: str, what: str, timeout_s: float) -> StoreError:
+    """Our error for one of redis-py's, of a socket or of the protocol, in the exchange that is named `what`."""
+    if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
+        return StoreTimeoutError(
+            f"{address} did not answer in time ({what}, timeout {timeout_s:g} s): "
+            "it is stopped, overloaded or cut off; check it, or raise the store's timeout"
+        )
+    if isinstance(error, ReplyError):
+        return _refusal_kind(error)(_refusal(error, address, what))
+    return _connection_kind(error)(_connection_error(error, address, what))
+
+
+def _refusal_kind(error: ReplyError) -> type[StoreError]:
+    """The kind of a refused command: an unknown user, final, or a passing problem."""
     if _CROWDED in str(error):
         return StoreCrowdedError
-    if code in _PASSING:
-        return StoreUnavailableError
-    return StoreAccessError if code in _STRANGER else StoreError
+    code = _code(error) or error.code
+    if code in _STRANGER:
+        return StoreAccessError
+    return StoreError if code in _FINAL else StoreUnavailableError
 
 
-def connection_kind(error: BaseException) -> type[StoreError]:
+def _connection_kind(error: BaseException) -> type[StoreError]:
     """Whether a connection that failed or broke may come back by itself."""
+    if isinstance(error, exceptions.MaxConnectionsError):
+        return StoreCrowdedError
     for cause in _causes(error):
-        if isinstance(cause, (ProtocolError, PermissionError)):
+        if isinstance(cause, _NO_LOGIN):
+            return StoreAccessError
+        if isinstance(cause, (ProtocolError, PermissionError, *_NO_SERVER_OF_ITS_OWN)):
             return StoreError
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ENDED):
             return StoreError
@@ -71,7 +105,7 @@ def connection_kind(error: BaseException) -> type[StoreError]:
     return StoreUnavailableError
 
 
-def refusal(error: ReplyError, address: str, what: str) -> str:
+def _refusal(error: ReplyError, address: str, what: str) -> str:
     """What to do about a command that the server refused."""
     said = str(error)
     if "without any password" in said:
@@ -88,7 +122,7 @@ def refusal(error: ReplyError, address: str, what: str) -> str:
     return f"{address} refused {what}: {remedy} ({said[:200]})"
 
 
-def connection_error(error: BaseException, address: str, what: str) -> str:
+def _connection_error(error: BaseException, address: str, what: str) -> str:
     """What to do about a connection that failed or broke."""
     causes = _causes(error)
     if any(isinstance(c, (ConnectionRefusedError, FileNotFoundError)) for c in causes):

@@ -18,20 +18,13 @@ from urllib.parse import urlsplit
 import redis
 import redis.connection
 
-from speedo.errors import StoreError, StoreTimeoutError, StoreUnavailableError
+from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage.base import Arrived, View
 from speedo.storage.conditional import Decide, Guard
 from speedo.storage.keys import check_blob
 from speedo.storage.redis.blobs import PAGE_KEYS, RedisBlobs
 from speedo.storage.redis.certificate import trusting
-from speedo.storage.redis.errors import (
-    connection_error,
-    connection_kind,
-    refusal,
-    refusal_kind,
-    server_problems,
-    server_warnings,
-)
+from speedo.storage.redis.errors import server_problems, server_warnings, store_error
 from speedo.storage.redis.resp import ProtocolError, Reply, ReplyError, RespStream
 from speedo.storage.redis.url import PASSWORD_VARIABLE
 
@@ -212,18 +205,11 @@ class RedisStore:
         """Run an exchange of `volume` bytes within its deadline; every failure becomes a `StoreError`."""
         try:
             yield self._connected(self._limit_s(volume))
-        except (TimeoutError, redis.TimeoutError):
-            self._drop()
-            raise StoreTimeoutError(
-                f"{self.address} did not answer in time ({what}, timeout {self._timeout_s:g} s): "
-                "it is stopped, overloaded or cut off; check it, or raise the store's timeout"
-            ) from None
-        except ReplyError as error:
-            raise refusal_kind(error)(refusal(error, self.address, what)) from None
+        except ReplyError as error:  # the connection itself is in order
+            raise store_error(error, self.address, what, self._timeout_s) from None
         except (OSError, redis.RedisError, ProtocolError) as error:
             self._drop()
-            kind = connection_kind(error)
-            raise kind(connection_error(error, self.address, what)) from error
+            raise store_error(error, self.address, what, self._timeout_s) from error
         finally:
             if self._stream is None or self._stream.pending:
                 self._drop()
@@ -233,7 +219,12 @@ class RedisStore:
             self._drop()  # the server closed it, or something came that nobody asked for
         if self._stream is None:
             self._connection = self._new_connection()
-            self._connection.connect()
+            try:
+                self._connection.connect()
+            except (OSError, redis.RedisError):
+                raise
+            except Exception as error:  # redis-py has classes of errors beside its own base
+                raise redis.ConnectionError(str(error)) from error
             sock = self._connection._sock
             if not isinstance(sock, socket.socket):
                 raise StoreError(f"redis-py {redis.__version__} is not known: use redis>=5.2,<9")

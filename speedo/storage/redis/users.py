@@ -134,7 +134,7 @@ class Access:
         self._run = f"speedo-{re.sub(r'[^A-Za-z0-9_]', '_', run)}-"
         self._epoch = int(epoch) if epoch.isdigit() else 0
         self._store = RedisStore(url, ca_pem=ca_pem)
-        self._patience_s, self._on_trouble = patience_s, on_trouble
+        self._patience = Patience(patience_s, on_trouble=on_trouble)
         self._lock = threading.Lock()
         self._users: dict[str, _User] = {}
         self._leaving: set[str] = set()
@@ -195,7 +195,7 @@ class Access:
         with self._lock:
             self._users.clear()
             if self._has_begun and self._problem is None:
-                with suppress(StoreUnavailableError):
+                with suppress(StoreError):
                     self._leaving |= self._ours(up_to=self._epoch)
                     self._settle()
             self._store.close()
@@ -222,7 +222,7 @@ class Access:
             with self._lock:
                 return what()
 
-        return Patience(self._patience_s, on_trouble=self._on_trouble).call(one_try)
+        return self._patience.call(one_try)
 
     def _look(self) -> None:
         while not self._closed.wait(WATCH_S):

@@ -35,6 +35,7 @@ from speedo.run.settings import RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
+from speedo.storage.conditional import Guard
 from speedo.storage.lease import CALL_S, LEASE_S, RENEW_S, MasterFence, MasterLease
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.retrying_store import RetryingStore
@@ -152,6 +153,18 @@ class Run:
         self.records: dict[int, Records] = {}
         self.machines = [self._machine(name) for name in "ABC"[: chance.randint(2, 3)]]
         self.is_over = False  # as somebody has read it
+        self.patience_s, self.limits = PATIENCE_S, Limits()
+        self.fence_s = CALL_S
+
+    def link(
+        self, process: Process, timeout_s: float, guard: Guard | None = None, **options: Any
+    ) -> Link:
+        """A connection of this process to Redis."""
+        return Link(self.server, process, timeout_s, guard, **options)
+
+    def store_of_workers(self, master: MasterProcess) -> Any:
+        """Of all workers of this master."""
+        return self.server
 
     @property
     def counts(self) -> Counter[str]:
@@ -195,7 +208,7 @@ class Run:
         """A machine's command: a standby that becomes the master's, and again a standby when it has lost the run."""
         while not self.is_over:
             token = f"{process.number}.{self.works.count()}"
-            link = Link(self.server, process, CALL_S)
+            link = self.link(process, CALL_S)
             lease = MasterLease(link, RUN, process.machine.name, clock=process.clock, token=token)
             lease.has_standby = True
             try:
@@ -249,6 +262,7 @@ class Run:
     def _start(self, process: Process, lease: MasterLease) -> MasterProcess:
         assert lease.epoch is not None
         master = MasterProcess(self, process, lease.epoch)
+        master.fence.expect_standby(True)
         self.works.start(master, master.work)
         return master
 
@@ -260,6 +274,10 @@ class MasterProcess(Process):
         super().__init__(run.works, command.machine, command.now)
         self.run, self.epoch = run, epoch
         self.outcome = "killed"
+        link = run.link(self, run.fence_s)
+        self.fence = MasterFence(
+            link, RUN, epoch, patience_s=run.patience_s, clock=self.clock, sleep=self.sleep
+        )
 
     def work(self) -> None:
         try:
@@ -271,13 +289,9 @@ class MasterProcess(Process):
             self.outcome = "cut off"
 
     def _train(self) -> str:
-        run, epoch = self.run, self.epoch
-        fence = MasterFence(
-            Link(run.server, self, CALL_S), RUN, epoch, clock=self.clock, sleep=self.sleep
-        )
-        fence.has_standby = True
-        link = Link(run.server, self, TIMEOUT_S, fence.guard, run.published.stored)
-        store = RetryingStore(link, patience_s=PATIENCE_S, clock=self.clock, sleep=self.sleep)
+        run, epoch, fence = self.run, self.epoch, self.fence
+        link = run.link(self, TIMEOUT_S, fence.guard, saw=run.published.stored)
+        store = RetryingStore(link, patience_s=run.patience_s, clock=self.clock, sleep=self.sleep)
         spec: Any = None  # what is trained is made here
         settings = RunSettings(RUN, "1", spec, run.workers, (), run.seed, TIMEOUT_S)
         former = Takeover(store, run.folder, fence)
@@ -285,7 +299,8 @@ class MasterProcess(Process):
         counters = None if begun is None else begun.counters
         vector = run.published.first.copy() if begun is None else begun.center
         self.cluster = cluster = Hosts(
-            epoch, run.records, run.world, run.server, f"{RUN}:{epoch}", run.engine, run.seed
+            *(epoch, run.records, run.world, run.store_of_workers(self)),
+            *(f"{RUN}:{epoch}", run.engine, run.seed),
         )
         cluster.now = self._now
         for worker in range(run.workers):
@@ -319,7 +334,7 @@ class MasterProcess(Process):
             *(coordinator, center, cluster),
             Observers(book) if run.once else Observers(),
             self.clock,
-            Limits(),
+            run.limits,
             journal=journal,
             with_records=book.with_records if run.once else lambda action: action,
         )
