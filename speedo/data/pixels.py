@@ -32,7 +32,9 @@ _LUMA: Final = {
 }
 _COEFFICIENT_BITS: Final = 11  # of OpenCV's fixed point for bilinear weights
 _JPEG_BEGINS: Final = b"\xff\xd8"
-_JPEG_ENDS: Final = b"\xff\xd9" * (1 << 15)  # of the longest segment of a JPEG, as libjpeg reads behind a file
+_JPEG_ENDS: Final = b"\xff\xd9" * (
+    1 << 15
+)  # of the longest segment of a JPEG, as libjpeg reads behind a file
 _PNG_ENDS: Final = b"IEND\xaeB`\x82"
 _TIFF_BEGINS: Final = (b"II*\0", b"MM\0*")
 _ORIENTATION: Final = 0x0112
@@ -86,7 +88,9 @@ def decoded(
             if not content.startswith(_JPEG_BEGINS):
                 raise
             # libjpeg takes the end of a file for the end of the image; Pillow does not.
-            made = replace(_decoded(content + _JPEG_ENDS, colors, formats, in_record), cut=True, plain=False)
+            made = replace(
+                _decoded(content + _JPEG_ENDS, colors, formats, in_record), cut=True, plain=False
+            )
     except UnreadablePictureError:
         raise
     except Exception as error:  # Pillow raises almost anything on a damaged file
@@ -96,7 +100,9 @@ def decoded(
     return replace(made, pixels=resized(made.pixels, *size), plain=False)
 
 
-def shape_of(file: IO[bytes], colors: Colors, formats: tuple[str, ...] = OPENCVS) -> tuple[int, int, int]:
+def shape_of(
+    file: IO[bytes], colors: Colors, formats: tuple[str, ...] = OPENCVS
+) -> tuple[int, int, int]:
     """The shape that `decoded` gives, by the header of the image alone. Raises `UnreadablePictureError`."""
     from PIL import Image
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 from google.protobuf.message import DecodeError
-from PIL import Image
 
 from speedo.data.base import Shape
 from speedo.data.database import DATA_FILE, Record
 from speedo.data.leveldb import converted, is_leveldb
 from speedo.data.picture import FORMATS
+from speedo.data.pixels import UnreadablePictureError, decoded, shape_of
 from speedo.data.wire import AnnotatedProto, DatumProto, is_annotated
 from speedo.errors import DataError
 from speedo.system.bounds import said
@@ -155,12 +155,11 @@ def _raw_shape(datum: Any) -> Shape:
 
 def _image_shape(datum: Any, decode: bool) -> Shape:
     try:
-        with Image.open(io.BytesIO(datum.data), formats=FORMATS) as image:
-            if decode:
-                image.load()
-            return len(image.getbands()), image.height, image.width
-    except Exception as error:  # Pillow raises almost anything on a damaged file
-        raise _FaultError("holds an image that cannot be decoded") from error
+        if decode:
+            decoded(datum.data, "color", formats=FORMATS, in_record=True)
+        return shape_of(BytesIO(datum.data), "own", FORMATS)
+    except UnreadablePictureError as error:
+        raise _FaultError(f"holds a file that {error}") from error
 
 
 def text_of(shape: Shape) -> str:

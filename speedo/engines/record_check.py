@@ -307,9 +307,7 @@ def _image(file: Any, rule: RecordRule) -> Shape:
 def _pixels(content: bytes, rule: RecordRule) -> Values:
     """The image of labels as Caffe decodes it."""
     try:
-        return decoded(
-            content, _COLORS[rule.channels], rule.size, in_record=not rule.images
-        ).pixels
+        return decoded(content, _COLORS[rule.channels], rule.size, in_record=not rule.images).pixels
     except UnreadablePictureError as error:
         raise _BadRecordError(f"{error}: leave it out, or create it again") from error
 
@@ -337,7 +335,9 @@ def _content(where: str, file: Path) -> bytes:
 
 
 def _unread(where: str, file: Path, error: OSError) -> _BadRecordError:
-    return _BadRecordError(where, f"cannot be read ({file}: {error.strerror}): correct the line or the file")
+    return _BadRecordError(
+        where, f"cannot be read ({file}: {error.strerror}): correct the line or the file"
+    )
 
 
 def _named(rule: RecordRule) -> Generator[tuple[str, Path, int]]:

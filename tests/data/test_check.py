@@ -88,7 +88,7 @@ def test_bad_records_are_named_by_key_with_what_is_wrong(write: Write, caffe_pb2
         "the record 'a-short' is short: it holds 9 values, its shape 1 x 2 x 5 needs 10",
         "the record 'b-few' is short: it holds 3 values",
         "the record 'c-flat' has the shape 1 x 0 x 5",
-        "the record 'd-half' holds an image that cannot be decoded",
+        "the record 'd-half' holds a file that is a PNG that is cut short",
         "is not a Datum of Caffe",
     ):
         assert f"  bad: {line}" in text or line in text
