@@ -138,7 +138,7 @@ def unlike(tmp_path: Path) -> Path:
 
 @pytest.mark.caffe
 @pytest.mark.parametrize("gray", [False, True])
-@pytest.mark.parametrize(("encoded", "size"), [(False, (9, 11)), (True, None), (True, (9, 11))])
+@pytest.mark.parametrize(("encoded", "size"), [(False, (24, 30)), (True, None), (True, (24, 30))])
 def test_a_database_gives_the_pixels_of_an_image_data_layer(
     tmp_path: Path, unlike: Path, gray: bool, encoded: bool, size: tuple[int, int] | None
 ) -> None:
