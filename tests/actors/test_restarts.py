@@ -120,9 +120,13 @@ def test_workers_are_scaled_and_started_again_in_their_slots_until_they_are_give
     before = len(run.merged(0, 1))
     run.wait_for(lambda: len(run.merged(0, 1)) > before + 10)
     assert list(run.workers()) == [0]
-    run.stop()
+    errors = run.stop()
     result = json.loads((run.run / "result.json").read_text())
     assert (result["complete"], result["reason"]) == (False, "stopped by Ctrl-C")
+    assert result["warning"].startswith("worker 1 was given up at iteration ")
+    assert f"({second['cause']}): its share of the data, " in result["warning"]
+    assert result["warning"].endswith(" records, was not read after that")
+    assert f"warning: {result['warning']}" in errors
     assert result["iteration"] == len(
         [one for one in run.lines("result") if one["decision"] == "merged"]
     )
