@@ -18,8 +18,8 @@ from speedo.errors import DataError
 _MOST_JSON_BYTES: Final = 4 << 30
 _MOST_XML_BYTES: Final = 16 << 20
 _SUFFIXES: Final = (
-    ".jpg .jpeg .jpe .png .bmp .tif .tiff .webp .ppm .pgm .pbm .jp2 .gif .tga".split()
-)
+    ".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm", ".jp2", ".gif", ".tga",
+)  # fmt: skip
 _DECLARED: Final = re.compile(rb"""^\s*<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)["'][^>]*\?>""")
 _CHINESE: Final = (
     "gb2312",
@@ -139,10 +139,8 @@ class _Images:
         if not self._otherwise:
             return ()
         annotation, name = self._otherwise[0]
-        return (
-            f"annotations that name another image than that of their own name, which is used: {len(self._otherwise)}, "
-            f"the first {annotation}, which names {name!r}",
-        )
+        text = "annotations that name another image than that of their own name, which is used"
+        return (f"{text}: {len(self._otherwise):,}, the first {annotation}, which names {name!r}",)
 
 
 def _voc_image(file: Path, images: _Images) -> Annotated:

@@ -78,7 +78,7 @@ def prepare_images(
     Paths are relative to `root`, by default the list's folder. `size` is (height, width) to resize
     to; without it all images must be of one size, unless `mean` is off and they are `encoded`.
     `mean` is made for `train_lmdb` unless said otherwise. A second call with another `database`
-    adds it to the same folder. Turned, gray, resized and cut to 8 bits as Caffe's tool does. Raises DataError naming list and line of every kind of fault;
+    adds it to the same folder. Raises DataError naming list and line of every kind of fault;
     `skip_bad` leaves such lines out and counts them. See also `prepare_folder`.
     """
     check_database(database)

@@ -168,18 +168,17 @@ def _orientation(image: Image.Image) -> int:
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
-def _is_deep(image: Image.Image) -> bool:
+def _is_deep(image: Any) -> bool:
     """Whether a channel has more than 8 bits; before the image is loaded."""
     return image.mode.startswith(("I", "F")) or any(";16" in str(tile) for tile in image.tile)
 
 
-def _own_channels(image: Image.Image) -> int:
+def _own_channels(image: Any) -> int:
     """How many channels OpenCV gives if it shall keep them."""
     if image.format == "TIFF":
-        tags: Any = image
-        if tags.tag_v2.get(_PHOTOMETRIC) in (0, 1):
+        if image.tag_v2.get(_PHOTOMETRIC) in (0, 1):
             return 1
-        return 4 if tags.tag_v2.get(_SAMPLES) == 4 else 3
+        return 4 if image.tag_v2.get(_SAMPLES) == 4 else 3
     if image.mode in ("1", "L") or image.mode.startswith("I"):
         return 1
     return 4 if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info else 3
@@ -255,11 +254,11 @@ def _values_of_tiff(image: Any) -> npt.NDArray[Any]:
     return values
 
 
-def _unscaled(image: Image.Image, content: bytes) -> npt.NDArray[Any] | None:
+def _unscaled(image: Any, content: bytes) -> npt.NDArray[Any] | None:
     """The numbers of a PGM or PPM whose largest is not 255, which OpenCV leaves as they are; None of others."""
     if image.format != "PPM" or not image.tile or image.tile[0].codec_name != "ppm":
         return None
-    tile: Any = image.tile[0]
+    tile = image.tile[0]
     shape = (image.height, image.width, *((3,) if tile.args[0] == "RGB" else ()))
     kind = np.dtype(">u2" if tile.args[1] > 255 else "u1")
     values = np.frombuffer(content, kind, math.prod(shape), tile.offset).reshape(shape)

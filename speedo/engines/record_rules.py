@@ -68,8 +68,8 @@ class RecordRule:
             )
         if shape[0] != first[0]:
             return (
-                f"is {_text(shape)}, but the first record is {_text(first)}: prepare all with the same channels, or, if "
-                "they are encoded, give force_color: true in transform_param"
+                f"is {_text(shape)}, but the first record is {_text(first)}: prepare all with the same channels, or, "
+                "if they are encoded, give force_color: true in transform_param"
             )
         if self.batch > 1 and not self.crop and shape != first:
             return (

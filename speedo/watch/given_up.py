@@ -8,7 +8,11 @@ from typing import Final
 from speedo.system.bounds import DataShare
 
 GIVEN_UP: Final = "gone, given up"  # how a host's word on such a worker begins
-_OTHERS: Final = {"once": "trained its records", "offset": "read all records", "same": "read all records"}
+_OTHERS: Final = {
+    "once": "trained its records",
+    "offset": "read all records",
+    "same": "read all records",
+}
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class GivenUp:
             one.until = iteration if one.until is None else one.until
 
     def words(self, share: DataShare | None, records: int | None) -> str:
-        """What is to be said at the end of the run; empty if none was given up. `share` is None where it means nothing."""
+        """What is to be said at the end of the run; empty if none was given up. `share` is None for scripts."""
         return "; ".join(_words(one, share, records) for one in self._absences)
 
 

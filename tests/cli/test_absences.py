@@ -84,12 +84,16 @@ def test_who_was_given_up_is_known_at_the_end_with_the_records_that_nobody_read(
     assert board.given_up.words("shard", 41) == (
         f"{who}: its share of the data, 20 of 41 records, was not read after that"
     )
-    assert board.given_up.words("own", None) == f"{who}: its share of the data was not read after that"
+    assert (
+        board.given_up.words("own", None) == f"{who}: its share of the data was not read after that"
+    )
     assert board.given_up.words("once", 41) == f"{who}; the others trained its records"
     assert board.given_up.words("same", 41) == f"{who}; the others read all records"
     assert board.given_up.words(None, None) == who
     board.given_up.redistributed(1, board.iteration)
-    first = f"{who}: its share of the data, 20 of 41 records, was not read from there to iteration 70"
+    first = (
+        f"{who}: its share of the data, 20 of 41 records, was not read from there to iteration 70"
+    )
     assert board.given_up.words("shard", 41) == first
     board.iteration = 80
     board.did(SetAside(0, 1, "NaN"), 4.0)
