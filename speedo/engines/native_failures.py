@@ -122,8 +122,8 @@ def fatal_line(text: str) -> str | None:
                 break
             message.append(following.strip())
         found = f"Caffe stopped at {match['where']}: {' '.join(message).strip()}"
-        if number and "decode datum" in lines[number - 1] and is_about_image(lines[number - 1]):
-            found += " (an image in a database cannot be decoded: `speedo data check` names it)"
+        if any(_UNDECODED.search(before) for before in lines[max(0, number - 3) : number]):
+            found += " (an image cannot be decoded; of a database `speedo data check` names it)"
     return found
 
 

@@ -133,7 +133,7 @@ def _decode_all(
 
 def _cut(rule: RecordRule, name: str, source: str) -> str:
     return (
-        f"layer {rule.layer!r} reads the record {name!r} of {source}, a JPEG that lacks its end, perhaps not the only "
+        f"layer {rule.layer!r} reads the record {name!r} of {source}, a JPEG without its end, perhaps not the only "
         "one: what is missing is gray"
     )
 

@@ -272,7 +272,7 @@ def test_a_jpeg_without_its_end_is_read_as_caffe_does_and_told_once(tmp_path: Pa
     rule = replace(RULE, source=str(file), images=True, root=f"{tmp_path}/", channels=3)
     assert first_problem(rule, lambda: False, notes.append) == (None, True)
     word = (
-        f"layer 'data' reads the record 'line 2: cut.jpg' of {file}, a JPEG that lacks its end, perhaps not the only "
+        f"layer 'data' reads the record 'line 2: cut.jpg' of {file}, a JPEG without its end, perhaps not the only "
         "one: what is missing is gray"
     )
     assert notes == [word]
