@@ -168,6 +168,8 @@ class WorkerHost:
             now = time.monotonic()
             for process in self._processes:
                 process.asked = None
+                if process.given_up_for:
+                    master.gave_up.remote(process.former, process.given_up_for)
                 trains = process.starting is None or process.follows
                 if process.place is not None and trains and not process.is_dead():
                     place = ray.get(
@@ -355,6 +357,7 @@ class WorkerHost:
             used = process.restarts.used
             outlook = f"{GIVEN_UP} after {used} restarts" if used else GIVEN_UP
             outlook = "gone" if stays_away else outlook
+            process.given_up_for = "" if stays_away else cause
         self._master.lost.remote(place, cause, outlook)
         if all(one.given_up for one in self._processes) and not self._hands_in:
             self.last_died = cause

@@ -189,7 +189,7 @@ def _pixels(image: Image.Image, kind: str, colors: Colors, content: bytes) -> By
     values = _unscaled(image, content)
     if values is not None:
         deep = values.dtype != np.uint8
-    elif image.mode == "F" or (image.mode == "I" and kind != "PPM"):
+    elif image.mode == "F" or (image.mode == "I" and kind == "TIFF"):
         numbers = "floating-point" if image.mode == "F" else "signed or 32-bit"
         raise UnreadablePictureError(f"has {numbers} numbers of {_NO_MEANING}")
     if deep and colors == "own":

@@ -133,6 +133,22 @@ def test_workers_are_scaled_and_started_again_in_their_slots_until_they_are_give
     assert Path(result["model"]).exists()
 
 
+@pytest.mark.matrix
+def test_another_master_knows_who_was_given_up_before(running: Callable[..., Running]) -> None:
+    run = running("--mode", "async", "--workers", "2", "--restarts", "0")
+    run.workers()[1].kill()
+    run.wait_for(lambda: f"worker 1 on here is gone, given up: {SILENT}" in run.log())
+    (master,) = run.speedo.named("MasterActor")
+    master.kill()
+    run.wait_for(lambda: "another one takes over" in run.log())
+    before = len(run.merged(0, 1))
+    run.wait_for(lambda: len(run.merged(0, 1)) > before + 10)
+    run.stop()
+    warning = json.loads((run.run / "result.json").read_text())["warning"]
+    assert warning.startswith("worker 1 was given up at iteration ")
+    assert f"({SILENT}): its share of the data, " in warning
+
+
 def test_a_stopped_worker_is_evicted_ended_and_started_again(
     running: Callable[..., Running],
 ) -> None:
