@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -38,9 +38,12 @@ _JPEG_ENDS: Final = b"\xff\xd9" * (
 _PNG_ENDS: Final = b"IEND\xaeB`\x82"
 _TIFF_BEGINS: Final = (b"II*\0", b"MM\0*")
 _ORIENTATION: Final = 0x0112
+_MOST_EXIF_BYTES: Final = 1 << 17  # and what else may stand at the end of a PNG
 _ROTATED: Final = (5, 6, 7, 8)  # values of EXIF's Orientation that exchange height and width
 _TURNED: Final = ("JPEG", "PNG")  # OpenCV 4.6 reads EXIF in these alone; in a TIFF it is a tag
 # Tags of TIFF
+_WIDTH: Final = 256
+_HEIGHT: Final = 257
 _PHOTOMETRIC: Final = 262
 _SAMPLES: Final = 277
 _EXTRA_SAMPLES: Final = 338
@@ -110,7 +113,16 @@ def shape_of(
         with Image.open(file, formats=formats) as image:
             width, height = image.size
             channels = {"color": 3, "gray": 1}.get(colors) or _own_channels(image)
-            if colors != "own" and _orientation(image) in _ROTATED:
+            if image.format == "PNG" and colors != "own" and "exif" not in image.info:
+                file.seek(max(0, file.seek(0, SEEK_END) - _MOST_EXIF_BYTES))
+                if b"eXIf" in file.read():  # behind the pixels
+                    file.seek(0)
+                    image.load()
+            turned = 1 if colors == "own" else _orientation(image)
+            if image.format == "TIFF":  # of which some versions of Pillow have turned the size
+                tags = image.tag_v2  # type: ignore[attr-defined]
+                width, height, turned = tags[_WIDTH], tags[_HEIGHT], tags.get(_ORIENTATION)
+            if turned in _ROTATED:
                 width, height = height, width
     except Exception as error:  # as above
         file.seek(0)
@@ -237,8 +249,8 @@ def _values_of_tiff(image: Any) -> npt.NDArray[Any]:
     own = _own_channels(image)
     if extra == (1,):  # they are multiplied already, which Pillow would undo
         image.tile = [
-            tile._replace(args=("RGBA", *tile.args[1:])) if tile.args[0] == "RGBa" else tile
-            for tile in image.tile
+            (*tile, ("RGBA" if args[0] == "RGBa" else args[0], *args[1:]))
+            for *tile, args in image.tile
         ]
     image.load()
     if image.mode.startswith("I;16"):
@@ -256,12 +268,12 @@ def _values_of_tiff(image: Any) -> npt.NDArray[Any]:
 
 def _unscaled(image: Any, content: bytes) -> npt.NDArray[Any] | None:
     """The numbers of a PGM or PPM whose largest is not 255, which OpenCV leaves as they are; None of others."""
-    if image.format != "PPM" or not image.tile or image.tile[0].codec_name != "ppm":
+    if image.format != "PPM" or not image.tile or image.tile[0][0] != "ppm":
         return None
-    tile = image.tile[0]
-    shape = (image.height, image.width, *((3,) if tile.args[0] == "RGB" else ()))
-    kind = np.dtype(">u2" if tile.args[1] > 255 else "u1")
-    values = np.frombuffer(content, kind, math.prod(shape), tile.offset).reshape(shape)
+    _, _, offset, args = image.tile[0]
+    shape = (image.height, image.width, *((3,) if args[0] == "RGB" else ()))
+    kind = np.dtype(">u2" if args[1] > 255 else "u1")
+    values = np.frombuffer(content, kind, math.prod(shape), offset).reshape(shape)
     return values.astype(kind.newbyteorder("="))
 
 

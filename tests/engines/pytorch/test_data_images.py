@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from speedo.data.pixels import Colors, decoded, shape_of
 from speedo.errors import EngineError
 from tests.support.data_layers import (
     assert_same,
@@ -183,6 +184,28 @@ def test_encoded_photographs_are_turned_as_in_opencv(tmp_path: Path, name: str, 
     found, expected = by_torch(layer, 1)[0][0], by_caffe(layer, 1, tmp_path)[0][0]
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= 2
+
+
+BEHIND = LOSSLESS["turned-6.png"]
+AT = BEHIND.index(b"eXIf") - 4
+CHUNK = BEHIND[AT : AT + 12 + int.from_bytes(BEHIND[AT : AT + 4])]
+BEHIND = BEHIND.replace(CHUNK, b"")[:-12] + CHUNK + BEHIND[-12:]
+
+
+def test_a_png_may_have_its_orientation_behind_its_pixels(tmp_path: Path) -> None:
+    layer = image_layer(write_list(tmp_path, {"behind.png": BEHIND}), 1)
+    (found,) = by_torch(layer, 1)
+    assert found[0].shape == (1, 3, 15, 20)
+    assert_same([found], by_caffe(layer, 1, tmp_path))
+    assert shape_of(io.BytesIO(BEHIND), "color") == (3, 15, 20)
+
+
+@pytest.mark.parametrize("name", [*LOSSLESS, *JPEG])
+def test_the_header_says_the_shape(name: str) -> None:
+    content = {**LOSSLESS, **JPEG}[name]
+    every: tuple[Colors, ...] = ("color", "gray", "own")
+    for colors in every[: 3 if name in (*NATIVE, *JPEG) else 2]:
+        assert shape_of(io.BytesIO(content), colors) == decoded(content, colors).pixels.shape
 
 
 def test_encoded_photographs_are_cropped_less_their_mean(tmp_path: Path) -> None:
