@@ -172,7 +172,7 @@ class Training:
             board.results * self.center.payload_bytes,
             board.turns * self.center.center_bytes,
             best=None if self.best is None else self.best.result,
-            warning="; ".join(filter(None, self._warnings(outcome.complete))),
+            warning="; ".join(filter(None, self._warnings(outcome))),
             master_restarts=settings.master_restarts,
             problems=tuple(
                 f"there is no checkpoint of the end: {one.hangs}"
@@ -181,12 +181,13 @@ class Training:
             ),
         )
 
-    def _warnings(self, complete: bool) -> Iterator[str]:
+    def _warnings(self, outcome: Outcome) -> Iterator[str]:
         """What the figures of the result do not say."""
         settings = self.parts.settings
         share = None if settings.spec.max_iter == NO_LIMIT else settings.data_share  # of a script
-        yield self.parts.board.given_up.words(share, self.parts.records)
-        if complete:
+        reason = "" if outcome.complete else outcome.reason
+        yield self.parts.board.given_up.words(share, self.parts.records, reason)
+        if outcome.complete:
             yield self._nothing_learned()
 
     def _nothing_learned(self) -> str:

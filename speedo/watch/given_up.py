@@ -51,9 +51,13 @@ class GivenUp:
         for one in self._absences:
             one.until = iteration if one.until is None else one.until
 
-    def words(self, share: DataShare | None, records: int | None) -> str:
-        """What is to be said at the end of the run; empty if none was given up. `share` is None for scripts."""
-        return "; ".join(_words(one, share, records) for one in self._absences)
+    def words(self, share: DataShare | None, records: int | None, reason: str = "") -> str:
+        """What is to be said at the end of the run; empty if none was given up. `share` is None for scripts.
+
+        A worker whose end is the `reason` for the run's is left out.
+        """
+        told = [one for one in self._absences if not reason or one.cause not in reason]
+        return "; ".join(_words(one, share, records) for one in told)
 
 
 def _words(one: _Absence, share: DataShare | None, records: int | None) -> str:

@@ -90,6 +90,7 @@ def test_who_was_given_up_is_known_at_the_end_with_the_records_that_nobody_read(
     assert board.given_up.words("once", 41) == f"{who}; the others trained its records"
     assert board.given_up.words("same", 41) == f"{who}; the others read all records"
     assert board.given_up.words(None, None) == who
+    assert board.given_up.words(None, None, f"every worker died, the last: {SIGNAL}") == ""
     board.given_up.redistributed(1, board.iteration)
     first = (
         f"{who}: its share of the data, 20 of 41 records, was not read from there to iteration 70"
