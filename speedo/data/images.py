@@ -132,7 +132,7 @@ def prepare_images(
     prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
     if prepared.built and mean is None and prepared.mean is None:
         notes.append(
-            f"there is no {MEAN_FILE}: {TRAIN_DATABASE} gets one, another database with --mean"
+            f"there is no {MEAN_FILE}: {TRAIN_DATABASE} gets one, and another database by `speedo data images --mean`"
         )
     return replace(prepared, notes=tuple(notes))
 
