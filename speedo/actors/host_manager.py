@@ -285,6 +285,7 @@ class HostManager:
         )
         if sharding is None:
             return
+        board.given_up.redistributed(sharding.count, board.iteration)
         for former, place in roster.reshard(sharding, live, self.samples()):
             cause = (
                 f"takes a new shard: {place.rank + 1} of {place.count}, batch {place.batch_size}"

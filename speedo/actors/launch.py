@@ -262,7 +262,15 @@ def _start(
                 if port is not None or config.ray is not None:
                     for line in factors_of(prepared.config, prepared.settings, facts):
                         watch.note(line)
-            records = RecordWatch(() if facts is None else facts.unchecked, checked_records())
+            noted = () if facts is None else facts.notes
+            for text in noted:
+                watch.note(f"warning: {text}")
+            records = RecordWatch(
+                () if facts is None else facts.unchecked,
+                checked_records(),
+                lambda text: watch.note(f"warning: {text}"),
+                noted,
+            )
             stack.callback(records.close)
             # The size of a script's model is not known yet.
             size = 0 if facts is None else facts.nbytes

@@ -343,6 +343,10 @@ class MasterActor(ServedMaster):
         self._board.expect(place.worker, outlook)
         self._cluster.lost(now_at.worker, now_at.incarnation, cause, done=done)
 
+    def gave_up(self, worker: int, cause: str) -> None:
+        """A host has given up this worker under a former master."""
+        self._board.given_up.add(worker, cause, self._board.iteration)
+
     def enlist(self, host: str, count: int, cores: int, holding: Holding | None = None) -> int:
         """Register a host that is about to start workers; returns how often it restarts one that died.
 

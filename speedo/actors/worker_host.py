@@ -27,6 +27,7 @@ from speedo.run.scratch import LEAVES
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.system.cores import share_of, this_machine, threads_of
+from speedo.watch.given_up import GIVEN_UP
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
 SOON_S: Final = 0.05  # the same while one of them starts, or is to be started
@@ -167,6 +168,8 @@ class WorkerHost:
             now = time.monotonic()
             for process in self._processes:
                 process.asked = None
+                if process.given_up_for:
+                    master.gave_up.remote(process.former, process.given_up_for)
                 trains = process.starting is None or process.follows
                 if process.place is not None and trains and not process.is_dead():
                     place = ray.get(
@@ -352,7 +355,9 @@ class WorkerHost:
         else:
             process.given_up = True
             used = process.restarts.used
-            outlook = f"gone, given up after {used} restarts" if used and not stays_away else "gone"
+            outlook = f"{GIVEN_UP} after {used} restarts" if used else GIVEN_UP
+            outlook = "gone" if stays_away else outlook
+            process.given_up_for = "" if stays_away else cause
         self._master.lost.remote(place, cause, outlook)
         if all(one.given_up for one in self._processes) and not self._hands_in:
             self.last_died = cause

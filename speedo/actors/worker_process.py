@@ -40,7 +40,8 @@ OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and re
 class WorkerProcess:
     """What a host knows of one worker; all times are seconds of one clock, given by the caller.
 
-    There is no process before `begin` and after `end`. With `given_up` it is not restarted. `number` says which of the
+    There is no process before `begin` and after `end`. With `given_up` it is not restarted; `given_up_for` is the cause
+    if that is a fault. `number` says which of the
     host's it is, from 0 on, whatever its slot: its cores follow from it. `options` are Ray's for its actor.
     """
 
@@ -56,7 +57,7 @@ class WorkerProcess:
         self.place: Assignment | None = None
         self.former: int | None = None
         self.actor: Any = None
-        self.due, self.given_up = due, False
+        self.due, self.given_up, self.given_up_for = due, False, ""
         self.since = 0.0  # when its process began, later when it was ready
         self.starting: Any = None
         self.follows = False  # what is starting has trained for a former master

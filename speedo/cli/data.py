@@ -125,6 +125,11 @@ def of_images(whose: str = "") -> Callable[[Function], Function]:
 @click.argument("list_file", type=LIST, metavar="LIST")
 @click.argument("folder", type=FOLDER, metavar="DIR")
 @of_images()
+@click.option(
+    "--mean/--no-mean",
+    default=None,
+    help="Make mean.binaryproto from these images.  [default: from those of train_lmdb]",
+)
 @force_option
 def images(list_file: Path, folder: Path, size: str | None, **options: Any) -> None:
     """Your own images: each line of LIST is `path label`.
@@ -210,6 +215,8 @@ def make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None
         prepared = prepare(folder, progress=progress, **options)
     counts = ", ".join(f"{name}: {count:,} records" for name, count in prepared.counts.items())
     say(f"{prepared.folder}: {counts}" + ("" if prepared.built else " (was complete)"))
+    for note in prepared.notes:
+        say(f"warning: {note}", err=True)
     if prepared.skipped:
         say(f"left out {prepared.skipped} lines:", err=True)
         for line in prepared.skipped_lines:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from speedo.data.check import Checked
 
 MOST_PARTS: Final = 10_000
+SHOWN_CUT: Final = 5
 SHOWN_LABELS: Final = 20
 SHOWN_SHAPES: Final = 5
 FORMS: Final = ("leveldb", "datums", "images", "hdf5")
@@ -160,6 +161,11 @@ def _show(found: Checked) -> None:
         say(f"  and {more:,} other shapes")
     if survey.encoded:
         say(f"  {survey.encoded:,} encoded images")
+    if survey.cut:
+        keys = ", ".join(survey.cut[:SHOWN_CUT]) + (", ..." if len(survey.cut) > SHOWN_CUT else "")
+        say(
+            f"  {len(survey.cut):,} JPEGs without their end, in which what is missing is gray: {keys}"
+        )
     counts = sorted(survey.labels.items())
     if len(counts) <= SHOWN_LABELS:
         say("  labels " + ", ".join(f"{label}: {count:,}" for label, count in counts))
@@ -187,6 +193,7 @@ def _as_plain(found: Checked) -> dict[str, Any]:
         "shapes": [[*shape, count] for shape, count in survey.shapes.most_common()],
         "labels": {str(label): count for label, count in sorted(survey.labels.items())},
         "encoded": survey.encoded,
+        "cut": survey.cut,
         "sha256": found.sha256,
         "problems": found.problems,
         "faulty": survey.faulty,

@@ -34,7 +34,7 @@ class Prepared:
 
     `counts` gives the records of each database; `shape` is None where images differ in size;
     `built` is False if the folder was found complete. Of the lines that were skipped,
-    `skipped_lines` shows the first few.
+    `skipped_lines` shows the first few. `notes` are sentences about what its user may not expect, if it was built now.
     """
 
     folder: Path
@@ -44,3 +44,4 @@ class Prepared:
     built: bool
     skipped: int = 0
     skipped_lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

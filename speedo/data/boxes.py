@@ -8,14 +8,15 @@ same folder takes them from there.
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from google.protobuf import text_format
+
+from speedo.data.annotations import Annotated, Object, read_coco, read_voc
 from speedo.data.base import PROGRESS_RECORDS, TRAIN_DATABASE, Prepared, Progress, silent
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
@@ -24,27 +25,16 @@ from speedo.data.images import check_database
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.picture import Form, decode
-from speedo.data.wire import Box, Datum, annotated_to_bytes
+from speedo.data.wire import Box, Datum, LabelMap, annotated_to_bytes
 from speedo.errors import DataError
 
 BOXES: Final = "boxes"
 LABEL_MAP: Final = "labelmap.prototxt"
 _BACKGROUND: Final = "background"
-_MOST_JSON_BYTES: Final = 4 << 30
-_MOST_XML_BYTES: Final = 16 << 20
-_ITEM: Final = re.compile(r'item\s*\{[^}]*?name:\s*"([^"]*)"[^}]*?label:\s*(\d+)', re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Annotated:
-    """An image file, and its objects: class name, xmin, ymin, xmax, ymax in pixels, whether it is difficult.
-
-    `size` is (height, width) as the annotation says it, or None.
-    """
-
-    file: Path
-    objects: tuple[tuple[str, float, float, float, float, bool], ...]
-    size: tuple[int, int] | None = None
+_MOST_MAP_BYTES: Final = 16 << 20
+_SIDES: Final = (
+    2  # of a smaller copy of an image, in how many pixels they may be off from its proportions
+)
 
 
 def prepare_boxes(
@@ -73,20 +63,21 @@ def prepare_boxes(
         "set": subset,
         "size": list(size) if size else None,
     }
+    notes: list[str] = []
 
     def build(staging: Path) -> Built:
         if is_coco:
-            found, names, content = _coco(source, images or source.parent)
+            found = read_coco(source, images or source.parent)
         else:
-            found, names, content = _voc(source, images or source / "JPEGImages", subset)
-        if not found:
+            found = read_voc(source, images or source / "JPEGImages", subset)
+        if not found.images:
             raise DataError(
                 f"{source} names no image: give a folder of Pascal VOC or a JSON file of COCO"
             )
-        labels = _labels(folder / LABEL_MAP, names)
-        form = Form(size, gray=False, encoded=True)
-        work = _records(found, labels, form, database, progress)
-        written = write_database(staging / database, work)
+        labels = _labels(folder / LABEL_MAP, found.names)
+        work = _Conversion(labels, Form(size, gray=False, encoded=True))
+        written = write_database(staging / database, work.records(found.images, database, progress))
+        notes.extend((*found.notes, *work.notes()))
         (staging / LABEL_MAP).write_text(_label_map(labels), encoding="utf-8")
         described = Database(
             records=written.records,
@@ -96,151 +87,116 @@ def prepare_boxes(
             file_bytes=written.file_bytes,
             sha256=written.sha256,
             options=options,
-            sources={source.name: hashlib.sha256(content).hexdigest()},
+            sources={source.name: hashlib.sha256(found.content).hexdigest()},
         )
         return Built({database: described}, None, (LABEL_MAP,))
 
     request = Request(BOXES, {database: options}, alone=False)
-    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    return replace(prepared, notes=tuple(notes))
 
 
-def _records(
-    found: Sequence[Annotated], labels: Mapping[str, int], form: Form, what: str, progress: Progress
-) -> Iterator[Record]:
-    for index, one in enumerate(found):
-        if index % PROGRESS_RECORDS == 0 or index + 1 == len(found):
-            progress(index + 1, len(found), what)
-        original = decode(one.file, Form(None, gray=False, encoded=True))
-        _, height, width = original.shape
-        if one.size is not None and one.size != (height, width):
+@dataclass
+class _Conversion:
+    """Annotated images into records, with a count of what is not as its user may think."""
+
+    labels: Mapping[str, int]
+    form: Form
+    _left_out: Counter[str] = field(default_factory=Counter)
+    _scaled: int = 0
+    _cut: int = 0
+    _first: dict[str, Path] = field(default_factory=dict)
+
+    def records(
+        self, found: Sequence[Annotated], what: str, progress: Progress
+    ) -> Iterator[Record]:
+        for index, one in enumerate(found):
+            if index % PROGRESS_RECORDS == 0 or index + 1 == len(found):
+                progress(index + 1, len(found), what)
+            original = decode(one.file, Form(None, gray=False, encoded=True))
+            picture = original if self.form.size is None else decode(one.file, self.form)
+            if picture.cut:
+                self._cut += 1
+                self._first.setdefault("cut", one.file)
+            height, width = self._size(one, original.shape[1:])
+            boxes = [
+                made
+                for each in one.objects
+                if (made := self._box(each, height, width, one)) is not None
+            ]
+            datum = Datum(*picture.shape, picture.file, 0, encoded=True)
+            yield record_key(index, one.file.name), annotated_to_bytes(datum, boxes)
+
+    def _size(self, one: Annotated, image: tuple[int, int]) -> tuple[int, int]:
+        """The extents of which the boxes are parts: as SSD's tool, those that the annotation has, if it has any."""
+        if one.size is None or one.size == image:
+            return image
+        (high, wide), (height, width) = one.size, image
+        if abs(high * width - wide * height) > _SIDES * max(high, wide, height, width):
             raise DataError(
-                f"{one.file} is {height} x {width}, and its annotation says {one.size[0]} x {one.size[1]}: correct one"
+                f"{one.file} is {height} x {width}, and {one.source} says {high} x {wide}, which is no other size of "
+                "the same image (is it turned by its EXIF?): correct one"
             )
-        picture = original if form.size is None else decode(one.file, form)
-        boxes = []
-        for name, xmin, ymin, xmax, ymax, difficult in one.objects:
-            low, high = (
-                (max(0.0, xmin / width), max(0.0, ymin / height)),
-                (xmax / width, ymax / height),
+        self._scaled += 1
+        self._first.setdefault("scaled", one.source)
+        return one.size
+
+    def _box(self, one: Object, height: int, width: int, where: Annotated) -> Box | None:
+        name, xmin, ymin, xmax, ymax, difficult = one
+        left, top = max(0.0, xmin / width), max(0.0, ymin / height)
+        right, bottom = min(1.0, xmax / width), min(1.0, ymax / height)
+        if name == _BACKGROUND:
+            why = "of the class background"
+        elif xmax < xmin or ymax < ymin:
+            why = "with exchanged corners"
+        elif xmax == xmin or ymax == ymin:
+            why = "empty"
+        elif left >= right or top >= bottom:
+            why = "outside of their image"
+        else:
+            return Box(self.labels[name], left, top, right, bottom, difficult)
+        self._left_out[why] += 1
+        self._first.setdefault("left out", where.file)
+        return None
+
+    def notes(self) -> Iterator[str]:
+        if self._left_out:
+            counts = ", ".join(f"{count:,} {why}" for why, count in self._left_out.items())
+            yield f"boxes left out: {counts}; the first in the annotation of {self._first['left out']}"
+        if self._scaled:
+            yield (
+                f"annotations that count pixels of another size than their image's, so that their boxes are taken as "
+                f"parts of that size: {self._scaled:,}, the first {self._first['scaled']}"
             )
-            if not (low[0] < min(1.0, high[0]) and low[1] < min(1.0, high[1])):
-                continue  # nothing of it is in the image
-            boxes.append(Box(labels[name], *low, min(1.0, high[0]), min(1.0, high[1]), difficult))
-        datum = Datum(*picture.shape, picture.file, 0, encoded=True)
-        yield record_key(index, one.file.name), annotated_to_bytes(datum, boxes)
-
-
-def _voc(folder: Path, images: Path, subset: str) -> tuple[list[Annotated], list[str], bytes]:
-    """The images of a set, in its order, all names of classes in theirs, and the content of the list."""
-    annotations = folder / "Annotations"
-    if not annotations.is_dir():
-        raise DataError(
-            f"{folder} has no folder Annotations: give a folder of Pascal VOC such as VOCdevkit/VOC2007, or a JSON "
-            "file of COCO"
-        )
-    if subset:
-        content = read_file(folder / "ImageSets" / "Main" / f"{subset}.txt", _MOST_XML_BYTES)
-        stems = [
-            line.split()[0]
-            for line in content.decode("utf-8", "replace").splitlines()
-            if line.strip()
-        ]
-    else:
-        stems = sorted(file.stem for file in annotations.glob("*.xml"))
-        content = "\n".join(stems).encode()
-    found = [_voc_image(annotations / f"{stem}.xml", images, stem) for stem in stems]
-    return found, sorted({name for one in found for name, *_ in one.objects}), content
-
-
-def _voc_image(file: Path, images: Path, stem: str) -> Annotated:
-    """Corners in VOC count pixels from 1, and include the last one."""
-    content = read_file(file, _MOST_XML_BYTES)
-    if b"<!ENTITY" in content:
-        raise DataError(f"{file} defines entities, which no annotation needs: remove them")
-    try:
-        root = ElementTree.fromstring(content)
-        name = (root.findtext("filename") or f"{stem}.jpg").strip()
-        objects = []
-        for one in root.iter("object"):
-            box = one.find("bndbox")
-            assert box is not None
-            xmin, ymin, xmax, ymax = (
-                float(box.findtext(side) or "") for side in ("xmin", "ymin", "xmax", "ymax")
+        if self._cut:
+            yield (
+                f"JPEGs without their end, in which what is missing is gray: {self._cut:,}, the first "
+                f"{self._first['cut']}"
             )
-            difficult = (one.findtext("difficult") or "0").strip() not in ("", "0")
-            objects.append(
-                ((one.findtext("name") or "").strip(), xmin - 1, ymin - 1, xmax, ymax, difficult)
-            )
-    except (ElementTree.ParseError, AssertionError, ValueError) as error:
-        raise DataError(
-            f"{file} is no annotation of Pascal VOC ({str(error) or 'an object has no bndbox'}): correct it"
-        ) from None
-    return Annotated(_inside(images, name, file), tuple(objects))
-
-
-def _coco(file: Path, images: Path) -> tuple[list[Annotated], list[str], bytes]:
-    """The images in the order of the file, the names of the categories in theirs, and the file's content."""
-    content = read_file(file, _MOST_JSON_BYTES)
-    try:
-        read = json.loads(content)
-        names = {
-            one["id"]: str(one["name"])
-            for one in sorted(read["categories"], key=lambda one: one["id"])
-        }
-        objects: dict[Any, list[tuple[str, float, float, float, float, bool]]] = {}
-        for one in read["annotations"]:
-            left, top, width, height = map(float, one["bbox"])
-            objects.setdefault(one["image_id"], []).append(
-                (
-                    names[one["category_id"]],
-                    left,
-                    top,
-                    left + width,
-                    top + height,
-                    bool(one.get("iscrowd", 0)),
-                )
-            )
-        found = [
-            Annotated(
-                _inside(images, str(one["file_name"]), file), tuple(objects.get(one["id"], ()))
-            )
-            for one in read["images"]
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(
-            f"{file} is no file of COCO's instances ({type(error).__name__}: {error}): give one with "
-            "images, annotations and categories"
-        ) from None
-    return found, list(names.values()), content
-
-
-def _inside(images: Path, name: str, file: Path) -> Path:
-    """The image of this name; one outside of the folder is refused."""
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
-            f"{file} names the image {name!r}, which is not below {images}: correct the name"
-        )
-    return images / name
 
 
 def _labels(file: Path, names: Sequence[str]) -> dict[str, int]:
     """The number of each class: that of the folder's label map if there is one, else from 1 on."""
+    names = [name for name in dict.fromkeys(names) if name != _BACKGROUND]
     if not file.is_file():
         return {name: number for number, name in enumerate(names, 1)}
-    text = read_file(file, _MOST_XML_BYTES).decode("utf-8", "replace")
-    known = {name: int(label) for name, label in _ITEM.findall(text)}
-    missing = sorted(set(names) - set(known))
+    known = LabelMap()
+    try:
+        text_format.Parse(read_file(file, _MOST_MAP_BYTES), known)
+    except (text_format.ParseError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} is no LabelMap of SSD's Caffe ({error}): correct it") from error
+    labels = {item.name: int(item.label) for item in known.item if item.label}
+    missing = sorted(set(names) - set(labels))
     if missing:
         raise DataError(
             f"{file} has no class {', '.join(map(repr, missing[:5]))}: make the database with all classes first, or "
             "use another folder"
         )
-    return {name: label for name, label in known.items() if label}
+    return labels
 
 
 def _label_map(labels: Mapping[str, int]) -> str:
-    items = {_BACKGROUND: 0, **labels}
-    return "".join(
-        f'item {{\n  name: "{name}"\n  label: {label}\n  display_name: "{name}"\n}}\n'
-        for name, label in items.items()
-    )
+    made = LabelMap()
+    for name, label in {_BACKGROUND: 0, **labels}.items():
+        made.item.add(name=name, label=label, display_name=name)
+    return str(text_format.MessageToString(made, as_utf8=True))

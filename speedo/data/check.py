@@ -75,7 +75,8 @@ def _check(database: Path, described: Database | None, progress: Progress) -> Ch
     if not survey.records:
         problems.append("it holds no record")
     if len({shape[0] for shape in survey.shapes}) > 1:
-        problems.append("its records differ in channels, which Caffe refuses")
+        forced = " without force_color: true in transform_param" if survey.encoded else ""
+        problems.append(f"its records differ in channels, which Caffe refuses{forced}")
     if any(label < 0 for label in survey.labels):
         problems.append("it has labels below 0")
     if described is not None and described.records != survey.records:

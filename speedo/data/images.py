@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,6 +95,8 @@ def prepare_images(
         "mean": with_mean,
     }
 
+    notes: list[str] = []
+
     def build(staging: Path) -> Built:
         faults = _Faults(list_file, skip_bad)
         lines = _read_lines(content, faults)
@@ -106,6 +108,11 @@ def prepare_images(
         if not written.records:
             why = faults.first or "it has no line; write one 'path label' per image"
             raise DataError(f"{list_file} gives no image: {why}")
+        if work.cut:
+            notes.append(
+                f"JPEGs without their end, in which what is missing is gray: {len(work.cut)}, the first in {list_file} "
+                f"line {work.cut[0]}"
+            )
         described = Database(
             records=written.records,
             shape=work.shape if work.one_shape else None,
@@ -122,7 +129,12 @@ def prepare_images(
         return Built({database: described}, made)
 
     request = Request(IMAGES, {database: options}, alone=False)
-    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    if prepared.built and mean is None and prepared.mean is None:
+        notes.append(
+            f"there is no {MEAN_FILE}: {TRAIN_DATABASE} gets one, and another database by `speedo data images --mean`"
+        )
+    return replace(prepared, notes=tuple(notes))
 
 
 class _Faults:
@@ -161,6 +173,7 @@ class _Conversion:
         self.shape: Shape | None = None
         self.one_shape = True
         self.mean = MeanImage()
+        self.cut: list[int] = []  # lines of JPEGs that lack their end
 
     def records(self, lines: Sequence[Line], what: str, progress: Progress) -> Iterator[Record]:
         done = index = 0
@@ -201,6 +214,8 @@ class _Conversion:
         return False
 
     def _record(self, index: int, line: Line, picture: Picture) -> Record:
+        if picture.cut:
+            self.cut.append(line.number)
         # Without one shape there is no mean: the pixels of encoded images are then not needed.
         if self._need_one_shape:
             self.mean.add(picture.pixels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,12 +13,13 @@ from PIL import Image
 
 from speedo.data.base import Shape
 from speedo.data.files import read_file
+from speedo.data.pixels import OPENCVS, UnreadablePictureError, decoded
 from speedo.errors import DataError
 
 # Formats that every OpenCV decodes the same way; the bytes of such files are kept where they fit.
 _KEPT_FORMATS: Final = frozenset({"JPEG", "PNG"})
 # Not all that Pillow knows: for some, such as EPS, it runs a program on the file.
-FORMATS: Final = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "TGA")
+FORMATS: Final = (*OPENCVS, "GIF", "TGA")
 _JPEG_QUALITY: Final = 95
 MOST_BYTES: Final = 512 << 20  # of one image; what it unpacks to, Pillow bounds itself
 
@@ -41,11 +41,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels, uint8 of shape (channels, height, width), blue first; `file` is empty unless
-    encoded."""
+    """Pixels, uint8 of shape (channels, height, width), blue first; `file` is empty unless encoded.
+
+    `cut` says that the file is a JPEG without its end: what is missing is gray.
+    """
 
     pixels: npt.NDArray[np.uint8]
     file: bytes = b""
+    cut: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -55,46 +58,27 @@ class Picture:
 
 
 def decode(path: Path, form: Form) -> Picture:
-    """Read and convert one image.
+    """Read and convert one image, with the pixels of an ImageData layer that has this form.
 
-    Resizing is bilinear with Pillow, which smooths when it makes an image smaller; OpenCV, which
-    Caffe's own tool uses, does not, so pixels of shrunken images differ slightly from that tool's.
-    Raises DataError if the file is missing or no image.
+    An encoded file is kept as it is if a net reads these pixels from it with and without `force_color`. Raises
+    DataError if the file is missing or no image.
     """
     content = read_file(path, MOST_BYTES)
-    mode = "L" if form.gray else "RGB"
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            source_format = opened.format
-            image = opened.convert(mode)
-            unchanged = opened.mode == mode
-    # Pillow's decoders raise almost anything on a damaged file; whatever it is, the file is at
-    # fault.
-    except Exception as error:
-        raise DataError(
-            f"{path} is not an image that can be decoded ({_words(error, path)})"
-        ) from error
-    if form.size and (image.height, image.width) != form.size:
-        image = image.resize((form.size[1], form.size[0]), Image.Resampling.BILINEAR)
-        unchanged = False
-    pixels = np.asarray(image, dtype=np.uint8)
-    planes = pixels[np.newaxis] if form.gray else pixels[:, :, ::-1].transpose(2, 0, 1)
-    planes = np.ascontiguousarray(planes)
+        made = decoded(content, "gray" if form.gray else "color", form.size, formats=FORMATS)
+    except UnreadablePictureError as error:
+        raise DataError(f"{path} {error}") from error
+    pixels = np.ascontiguousarray(made.pixels)
     if not form.encoded:
-        return Picture(planes)
-    if unchanged and source_format in _KEPT_FORMATS:
-        return Picture(planes, content)
-    return Picture(planes, _encode(image, source_format))
+        return Picture(pixels, cut=made.cut)
+    kept = made.plain and made.kind in _KEPT_FORMATS
+    return Picture(pixels, content if kept else _encode(pixels, made.kind), made.cut)
 
 
-def _words(error: Exception, path: Path) -> str:
-    """Pillow's message, with the file's name instead of the bytes that it was given."""
-    return re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", repr(path.name), str(error))
-
-
-def _encode(image: Image.Image, source_format: str | None) -> bytes:
+def _encode(pixels: npt.NDArray[np.uint8], kind: str) -> bytes:
     out = io.BytesIO()
-    if source_format == "JPEG":
+    image = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels[::-1].transpose(1, 2, 0))
+    if kind == "JPEG":
         image.save(out, "JPEG", quality=_JPEG_QUALITY)
     else:
         # What came without loss stays so.

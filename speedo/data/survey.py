@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 from google.protobuf.message import DecodeError
-from PIL import Image
 
 from speedo.data.base import Shape
 from speedo.data.database import DATA_FILE, Record
 from speedo.data.leveldb import converted, is_leveldb
 from speedo.data.picture import FORMATS
+from speedo.data.pixels import UnreadablePictureError, decoded, shape_of
 from speedo.data.wire import AnnotatedProto, DatumProto, is_annotated
 from speedo.errors import DataError
 from speedo.system.bounds import said
@@ -91,7 +91,7 @@ def _damaged(database: Path, error: lmdb.Error) -> DataError:
 class Survey:
     """What the records are that `add` was given. `faults` are the first of `faulty` records, each with its key.
 
-    Of images with boxes `labels` are those of the boxes.
+    Of images with boxes `labels` are those of the boxes. `cut` are the keys of JPEGs that lack their end.
     """
 
     records: int = 0
@@ -100,11 +100,13 @@ class Survey:
     labels: Counter[int] = field(default_factory=Counter)
     faulty: int = 0
     faults: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
 
     def add(self, record: Record, *, decode: bool = False) -> None:
         """Count one record; with `decode` an encoded image is decoded as a whole, otherwise its header is read."""
         key, value = record
         self.records += 1
+        shown = said(key.decode("utf-8", "backslashreplace"))
         problem, datum, labels = "", DatumProto(), None
         try:
             if is_annotated(value):
@@ -117,9 +119,11 @@ class Survey:
             problem = "is not a Datum of Caffe"
         else:
             try:
-                self.shapes[
-                    _image_shape(datum, decode) if datum.encoded else _raw_shape(datum)
-                ] += 1
+                shape, is_cut = (
+                    _image(datum, decode) if datum.encoded else (_raw_shape(datum), False)
+                )
+                self.shapes[shape] += 1
+                self.cut += [shown] * is_cut
                 self.encoded += bool(datum.encoded)
                 self.labels.update({datum.label: 1} if labels is None else labels)
             except _FaultError as fault:
@@ -127,7 +131,7 @@ class Survey:
         if problem:
             self.faulty += 1
             if len(self.faults) < SHOWN_FAULTS:
-                self.faults.append(f"{said(key.decode('utf-8', 'backslashreplace'))} {problem}")
+                self.faults.append(f"{shown} {problem}")
 
     @property
     def shape(self) -> Shape | None:
@@ -153,14 +157,13 @@ def _raw_shape(datum: Any) -> Shape:
     return shape
 
 
-def _image_shape(datum: Any, decode: bool) -> Shape:
+def _image(datum: Any, decode: bool) -> tuple[Shape, bool]:
+    """The shape, and whether it is a JPEG that lacks its end."""
     try:
-        with Image.open(io.BytesIO(datum.data), formats=FORMATS) as image:
-            if decode:
-                image.load()
-            return len(image.getbands()), image.height, image.width
-    except Exception as error:  # Pillow raises almost anything on a damaged file
-        raise _FaultError("holds an image that cannot be decoded") from error
+        shape = shape_of(BytesIO(datum.data), "own", FORMATS)
+        return shape, decode and decoded(datum.data, "color", formats=FORMATS, in_record=True).cut
+    except UnreadablePictureError as error:
+        raise _FaultError(f"holds a file that {error}") from error
 
 
 def text_of(shape: Shape) -> str:

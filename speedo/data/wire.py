@@ -1,4 +1,4 @@
-"""Encodes `Datum` and `BlobProto` of Caffe and `AnnotatedDatum` of SSD's, without pycaffe.
+"""Encodes `Datum` and `BlobProto` of Caffe, `AnnotatedDatum` and `LabelMap` of SSD's, without pycaffe.
 
 Its import takes a second and needs a native library.
 
@@ -53,8 +53,14 @@ _MESSAGES: Final[dict[str, dict[str, tuple[int, _Field.Type.ValueType | str]]]] 
         "type": (2, _Field.TYPE_INT32),  # an enum, whose only value is 0: boxes
         "annotation_group": (3, "AnnotationGroup"),
     },
+    "LabelMapItem": {
+        "name": (1, _Field.TYPE_STRING),
+        "label": (2, _Field.TYPE_INT32),
+        "display_name": (3, _Field.TYPE_STRING),
+    },
+    "LabelMap": {"item": (1, "LabelMapItem")},
 }
-_LISTS: Final = ("float_data", "data", "annotation", "annotation_group")
+_LISTS: Final = ("float_data", "data", "annotation", "annotation_group", "item")
 
 
 def _message_classes() -> dict[str, Any]:
@@ -82,6 +88,7 @@ _CLASSES: Final = _message_classes()
 BlobProto: Final = _CLASSES["BlobProto"]
 DatumProto: Final = _CLASSES["Datum"]
 AnnotatedProto: Final = _CLASSES["AnnotatedDatum"]
+LabelMap: Final = _CLASSES["LabelMap"]
 _ANNOTATED: Final = (
     b"\n"  # how the bytes of one begin, with the field `datum`; a Datum begins otherwise
 )

@@ -22,6 +22,8 @@ from typing import Any, BinaryIO, Final, cast
 # "F1121 12:00:00.123456 4711 net.cpp:12] text"; since glog 0.6 the date carries the year.
 _FATAL: Final = re.compile(r"^F\d{4,8} [\d:.]+\s+\d+ (?P<where>[^\]]+)\] ?(?P<text>.*)$")
 _LOG_LINE: Final = re.compile(r"^[IWEF]\d{4,8} [\d:.]+\s+\d+ ")
+# Caffe: util/io.cpp. Before it aborts over an image of a record, which it does not name.
+_UNDECODED: Final = re.compile(r"\] Could not (?:decode datum|open or find file)")
 LAST_WORDS_BYTES: Final = 64 << 10
 # Python's fault handler, and Ray's, name the signal that they caught; nobody catches signal 9.
 _CAUGHT: Final = re.compile(r"^Fatal Python error: (.+)$|^\*\*\* (SIG\w+) received", re.MULTILINE)
@@ -120,7 +122,14 @@ def fatal_line(text: str) -> str | None:
                 break
             message.append(following.strip())
         found = f"Caffe stopped at {match['where']}: {' '.join(message).strip()}"
+        if any(_UNDECODED.search(before) for before in lines[max(0, number - 3) : number]):
+            found += " (an image cannot be decoded; of a database `speedo data check` names it)"
     return found
+
+
+def is_about_image(text: str) -> bool:
+    """Whether Caffe says in this that it could not decode an image."""
+    return _UNDECODED.search(text) is not None
 
 
 def caught_fault(text: str) -> str | None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import label_uses
 from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
-from speedo.engines.native_failures import describe_death, describe_exception
+from speedo.engines.native_failures import describe_death, describe_exception, is_about_image
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules
 from speedo.engines.schema import caffe_schema
@@ -42,6 +42,7 @@ NEITHER: Final = (
 )
 FIRST_S: Final = 0.1  # for the records of a source before the nets are built
 CHECK_S: Final = 2.0  # for all records afterwards; the rest is read beside the run
+SEARCH_S: Final = 30.0  # for the record over whose image Caffe has aborted, which it does not name
 WORTH_S: Final = 0.2  # a check that took longer is kept in mind
 # Caffe: net.cpp, Init. The name of each layer that it begins with; nothing where a net is whole.
 _LAYERS: Final = re.compile(r"net\.cpp:\d+\] (?:Creating Layer (.+)|Network initialization done)")
@@ -55,6 +56,7 @@ class CaffeFacts:
 
     `unchecked` are the sources whose records were too many to read them all. `division` says what the parts of a batch
     give, if that was asked for, and `undivided` why they do not give the step of the whole: `NEITHER`, or what failed.
+    `notes` are sentences about records that are good, but not as their user may think.
     `products` are those of the worker's engine. `memory` is that of a step, if it was asked for.
     """
 
@@ -70,6 +72,7 @@ class CaffeFacts:
     undivided: str = ""
     products: tuple[Product, ...] = ()
     memory: StepMemory | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,8 @@ def check_in_subprocess(
         if line.startswith(_MARK)
     ]
     if not answers:
-        raise SolverError(_refusal(child.stderr, child.returncode, origin))
+        bad = _bad_record(request) if is_about_image(child.stderr) else None
+        raise SolverError(bad or _refusal(child.stderr, child.returncode, origin))
     answer = answers[0]
     if "problem" in answer and answer["ours"]:
         raise EngineError(answer["problem"])
@@ -157,7 +161,7 @@ def check_in_subprocess(
     outputs = tuple(answer["outputs"])
     step_memory = StepMemory.from_plain(answer["memory"]) if answer["memory"] else None
     read = {"outputs": outputs, "unchecked": unchecked, "products": products, "memory": step_memory}
-    facts = CaffeFacts(**{**answer, **read})
+    facts = CaffeFacts(**{**answer, **read, "notes": tuple(answer["notes"])})
     if divided is None:
         return facts
     if len(answers) > 1:
@@ -225,10 +229,12 @@ def _build(
     memory = asdict(worker.memory()) if request["memory"] else None
     worker.close()  # LMDB may be open only once in a process
     rules = [replace(rule, uses=label_uses(net, rule.layer, shapes)) for net, rule in sources]
-    unchecked = _check_records([rule for rule in rules if not is_known(rule, cache)], cache)
+    notes: list[str] = []
+    rules = [rule for rule in rules if not is_known(rule, cache)]
+    unchecked = _check_records(rules, cache, notes.append)
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,
-        outputs, loss, tuple(unchecked),
+        outputs, loss, tuple(unchecked), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
     values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
     rules_left, plain = [rule.to_plain() for rule in unchecked], [asdict(one) for one in products]
@@ -277,12 +283,24 @@ def _check_first(sources: list[tuple[Any, RecordRule]]) -> None:
             raise SolverError(problem)
 
 
-def _check_records(rules: list[RecordRule], cache: Path | None) -> list[RecordRule]:
+def _bad_record(request: dict[str, Any]) -> str | None:
+    """The record over whose image Caffe has aborted, of those that can be read in `SEARCH_S`."""
+    deadline = time.monotonic() + SEARCH_S
+    for _, rule in _sources(request):
+        problem, _ = first_problem(rule, until(deadline))
+        if problem is not None:
+            return problem
+    return None
+
+
+def _check_records(
+    rules: list[RecordRule], cache: Path | None, note: Callable[[str], None]
+) -> list[RecordRule]:
     """Check all that can be read in `CHECK_S`; returns the rules of sources that are larger."""
     unchecked = []
     for rule in rules:
         began = time.monotonic()
-        problem, whole = first_problem(rule, until(began + CHECK_S / len(rules)))
+        problem, whole = first_problem(rule, until(began + CHECK_S / len(rules)), note)
         if problem is not None:
             raise SolverError(problem)
         if not whole:

@@ -1,5 +1,6 @@
 """Reads all records of a data source and finds the first that does not fit the net.
 
+First every shape, of an image by its header, and every label; then every image is decoded, which takes longer.
 Caffe does not check records: it reads beyond the memory of one that is shorter than its shape, and aborts in the
 middle of a run at one of another shape. The check at the start of a run has a time limit. As a child process of
 lowest priority (`python -m speedo.engines.record_check`) it checks the remaining records while the run trains.
@@ -8,7 +9,6 @@ lowest priority (`python -m speedo.engines.record_check`) it checks the remainin
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -18,16 +18,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import lmdb
 import numpy as np
 import psutil
 
+from speedo.data.pixels import Colors, UnreadablePictureError, decoded, shape_of
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import Values
-from speedo.engines.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.record_rules import RecordRule, Shape
 from speedo.engines.schema import caffe_schema, use_own_schema
 from speedo.system.files import read_names
@@ -35,33 +36,45 @@ from speedo.system.shared_lmdb import SharedLmdb
 
 ORIGIN: Final = "converted-from.json"  # beside an LMDB that was made from another database
 _LOOK_RECORDS: Final = 64  # between two looks at the clock
-_ROTATED: Final = (5, 6, 7, 8)  # values of EXIF's Orientation that exchange height and width
-_ORIENTATION: Final = 0x0112
-_FORMATS: Final = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")  # what OpenCV decodes
 _COLORS: Final[dict[int, Colors]] = {0: "own", 1: "gray", 3: "color"}
-_CHANNELS: Final = {"RGB": 3, "RGBA": 4, "P": 3, "CMYK": 3}  # as OpenCV has them; others have one
 _READ_BYTES: Final = 4 << 20  # of an HDF5 dataset, between two looks at the clock
 _NOT_FINITE: Final = "holds NaN or infinity: correct it, or leave it out"
 _LABEL: Final = re.compile(r"\s*[+-]?\d+")
+_DECODED: Final = 1  # of the marks in the cache: those before were made by headers alone
 
 
-_Record = tuple[str, Shape, int, Values | None]
-"""Name, shape, label, and the values (C, H, W) if the rule is about them."""
+class _Record(NamedTuple):
+    """`values` (C, H, W) if the rule is about them; `is_image` says that it has to be decoded."""
+
+    name: str
+    shape: Shape
+    label: int
+    values: Values | None
+    is_image: bool
 
 
 class _BadRecordError(Exception):
     """What is wrong with a record; follows `which `."""
 
 
-def first_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | None, bool]:
-    """A sentence for the first record that breaks the rule, and whether all were read before `over()`."""
+def first_problem(
+    rule: RecordRule, over: Callable[[], bool], note: Callable[[str], None] = lambda text: None
+) -> tuple[str | None, bool]:
+    """A sentence for the first record that breaks the rule, and whether all were read before `over()`.
+
+    `note` is called with a sentence about a record that is good, but not as its user may think.
+    """
     source = _shown(rule)
     start = f"layer {rule.layer!r} reads"
     try:
         if rule.datasets:
             return _hdf5_problem(rule, over)
         with closing(_lines(rule) if rule.images else _datums(rule)) as records:
-            return _problem_in(rule, records, source, over)
+            problem, whole, has_images = _problem_in(rule, records, source, over)
+        if problem is None and whole and has_images:
+            with closing(_files(rule)) as files:
+                whole = _decode_all(rule, files, over, lambda name: note(_cut(rule, name, source)))
+        return problem, whole
     except _BadRecordError as error:
         name, what = error.args
         return f"{start} the record {name!r} of {source}, which {what}", True
@@ -71,11 +84,14 @@ def first_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | Non
 
 def _problem_in(
     rule: RecordRule, records: Iterable[_Record], source: str, over: Callable[[], bool]
-) -> tuple[str | None, bool]:
+) -> tuple[str | None, bool, bool]:
+    """As `first_problem`, and whether there are images to decode."""
     first: Shape | None = None
+    has_images = False
     fewest = min((use.classes.number for use in rule.uses), default=0)
-    for count, (name, shape, label, values) in enumerate(records, 1):
+    for count, (name, shape, label, values, is_image) in enumerate(records, 1):
         first = first or shape
+        has_images |= is_image
         problem = rule.shape_problem(shape, first)
         if problem is not None:
             raise _BadRecordError(name, problem)
@@ -85,12 +101,41 @@ def _problem_in(
         if found is None and values is not None:
             found = rule.label_problem(0, values[None])
         if found is not None:
-            return _label_words(rule, found, f"{name!r} of {source}"), True
+            return _label_words(rule, found, f"{name!r} of {source}"), True, False
         if values is not None and 0 in rule.finite and not np.isfinite(values).all():
             raise _BadRecordError(name, _NOT_FINITE)
         if count % _LOOK_RECORDS == 0 and over():
-            return None, False
-    return None, True
+            return None, False, has_images
+    return None, True, has_images
+
+
+def _decode_all(
+    rule: RecordRule,
+    files: Iterable[tuple[str, bytes]],
+    over: Callable[[], bool],
+    cut: Callable[[str], None],
+) -> bool:
+    """Decode every image as the engines do; whether all were decoded before `over()`. `cut` gets the first one's name
+    that lacks its end."""
+    told = False
+    for name, content in files:
+        try:
+            made = decoded(content, _COLORS[rule.channels], in_record=not rule.images)
+        except UnreadablePictureError as error:
+            raise _BadRecordError(name, f"{error}: leave it out, or create it again") from error
+        if made.cut and not told:
+            told = True
+            cut(name)
+        if over():
+            return False
+    return True
+
+
+def _cut(rule: RecordRule, name: str, source: str) -> str:
+    return (
+        f"layer {rule.layer!r} reads the record {name!r} of {source}, a JPEG without its end, perhaps not the only "
+        "one: what is missing is gray"
+    )
 
 
 def _hdf5_problem(rule: RecordRule, over: Callable[[], bool]) -> tuple[str | None, bool]:
@@ -176,7 +221,7 @@ def _mark(rule: RecordRule, cache: Path | None) -> Path | None:
     except OSError:
         return None
     state = [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns] for one in found]
-    text = json.dumps([rule.to_plain(), state], sort_keys=True)
+    text = json.dumps([rule.to_plain(), state, _DECODED], sort_keys=True)
     return cache / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -206,7 +251,7 @@ def _datums(rule: RecordRule) -> Generator[_Record]:
                     name, "is not a Datum of Caffe: create the database again"
                 ) from error
             try:
-                shape = _image(io.BytesIO(datum.data), rule) if datum.encoded else _raw(datum)
+                shape = _image(BytesIO(datum.data), rule) if datum.encoded else _raw(datum)
                 values: Values | None = None
                 if min(shape) > 0 and not datum.encoded:
                     if not datum.data:
@@ -216,10 +261,10 @@ def _datums(rule: RecordRule) -> Generator[_Record]:
                     if values is not None:
                         values = values[: math.prod(shape)].reshape(shape)
                 elif looks_at_labels and datum.encoded:
-                    values = _pixels(io.BytesIO(datum.data), rule)
+                    values = _pixels(datum.data, rule)
             except _BadRecordError as error:
                 raise _BadRecordError(name, *error.args) from None
-            yield name, shape, datum.label, values
+            yield _Record(name, shape, datum.label, values, bool(datum.encoded))
 
 
 def _raw(datum: Any) -> Shape:
@@ -236,37 +281,67 @@ def _raw(datum: Any) -> Shape:
     return shape
 
 
+def _files(rule: RecordRule) -> Generator[tuple[str, bytes]]:
+    """Name and content of each image file, which `_lines` or `_datums` found to be one."""
+    if rule.images:
+        for where, file, _ in _named(rule):
+            yield where, _content(where, file)
+        return
+    datum = caffe_schema().Datum()
+    with SharedLmdb(Path(rule.source)) as database, database.begin() as transaction:
+        for key, value in transaction.cursor():
+            datum.ParseFromString(value)
+            if datum.encoded:
+                yield key.decode(errors="replace"), datum.data
+
+
 def _image(file: Any, rule: RecordRule) -> Shape:
     """Shape of an image as Caffe will have it, by its header alone."""
-    from PIL import Image
-
     try:
-        with Image.open(file, formats=_FORMATS) as image:
-            width, height = image.size
-            channels = rule.channels or _CHANNELS.get(image.mode, 1) + (
-                "transparency" in image.info
-            )
-            turned = rule.channels and image.getexif().get(_ORIENTATION) in _ROTATED
-    except Exception as error:  # Pillow raises almost anything on a damaged file
-        raise _BadRecordError(
-            "is not an image that can be decoded: leave it out, or create it again"
-        ) from error
-    if turned:  # OpenCV turns what it converts
-        width, height = height, width
+        channels, height, width = shape_of(file, _COLORS[rule.channels])
+    except UnreadablePictureError as error:
+        raise _BadRecordError(f"{error}: leave it out, or create it again") from error
     return channels, *(rule.size or (height, width))
 
 
-def _pixels(file: Any, rule: RecordRule) -> Values:
+def _pixels(content: bytes, rule: RecordRule) -> Values:
     """The image of labels as Caffe decodes it."""
     try:
-        return decoded(file, _COLORS[rule.channels], rule.size)
+        return decoded(content, _COLORS[rule.channels], rule.size, in_record=not rule.images).pixels
     except UnreadablePictureError as error:
         raise _BadRecordError(f"{error}: leave it out, or create it again") from error
 
 
 def _lines(rule: RecordRule) -> Generator[_Record]:
-    """The lines of a list (Caffe: layers/image_data_layer.cpp); `name` is number and file."""
+    """The images of a list."""
     looks_at_labels = any(use.top == 0 for use in rule.uses)
+    for where, file, label in _named(rule):
+        try:
+            with open(file, "rb") as stream:
+                shape = _image(stream, rule)
+            values = _pixels(_content(where, file), rule) if looks_at_labels else None
+        except _BadRecordError as error:
+            raise _BadRecordError(where, *error.args) from None
+        except OSError as error:
+            raise _unread(where, file, error) from error
+        yield _Record(where, shape, label, values, True)
+
+
+def _content(where: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise _unread(where, file, error) from error
+
+
+def _unread(where: str, file: Path, error: OSError) -> _BadRecordError:
+    return _BadRecordError(
+        where, f"cannot be read ({file}: {error.strerror}): correct the line or the file"
+    )
+
+
+def _named(rule: RecordRule) -> Generator[tuple[str, Path, int]]:
+    """The lines of a list (Caffe: layers/image_data_layer.cpp): number and name, file, label."""
     with open(rule.source, encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -281,16 +356,11 @@ def _lines(rule: RecordRule) -> Generator[_Record]:
                 raise _BadRecordError(
                     where, f"is not a file ({file}): correct the line or put the image there"
                 )
-            try:
-                shape = _image(file, rule)
-                values = _pixels(str(file), rule) if looks_at_labels else None
-            except _BadRecordError as error:
-                raise _BadRecordError(where, *error.args) from None
-            yield where, shape, int(label[0]), values
+            yield where, file, int(label[0])
 
 
 def main() -> None:
-    """Check all records of the rules on standard input; answer with the first problem, if there is one."""
+    """Check all records of the rules on standard input; answer with the first problem, if there is one, and notes."""
     request = json.loads(sys.stdin.readline())
 
     def end_with_the_run() -> None:
@@ -304,12 +374,13 @@ def main() -> None:
     prepare_environment(1)
     use_own_schema()  # it defines a Datum as pycaffe does, whose import takes a second
     cache = None if request["cache"] is None else Path(request["cache"])
+    problem, notes = None, list[str]()
     for rule in map(RecordRule.from_plain, request["rules"]):
-        problem, _ = first_problem(rule, lambda: False)
+        problem, _ = first_problem(rule, lambda: False, notes.append)
         if problem is not None:
-            print(json.dumps(problem), flush=True)
-            return
+            break
         remember(rule, cache)
+    print(json.dumps([problem, notes]), flush=True)
 
 
 if __name__ == "__main__":

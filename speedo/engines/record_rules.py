@@ -67,7 +67,10 @@ class RecordRule:
                 "images in a larger size"
             )
         if shape[0] != first[0]:
-            return f"is {_text(shape)}, but the first record is {_text(first)}: prepare all with the same channels"
+            return (
+                f"is {_text(shape)}, but the first record is {_text(first)}: prepare all with the same channels, or, "
+                "if they are encoded, give force_color: true in transform_param"
+            )
         if self.batch > 1 and not self.crop and shape != first:
             return (
                 f"is {_text(shape)}, but the first record is {_text(first)}, and a batch holds images of one size: "

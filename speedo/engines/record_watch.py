@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +18,21 @@ END_S = 5.0
 
 
 class RecordWatch:
-    """Checks what `check_in_subprocess` left unchecked; `cache` is the folder that lists sources without problems."""
+    """Checks what `check_in_subprocess` left unchecked; `cache` is the folder that lists sources without problems.
 
-    def __init__(self, rules: Collection[RecordRule], cache: Path | None) -> None:
+    `note` gets what is to be said of good records, but for what was `said` already.
+    """
+
+    def __init__(
+        self,
+        rules: Collection[RecordRule],
+        cache: Path | None,
+        note: Callable[[str], None] = lambda text: None,
+        said: Collection[str] = (),
+    ) -> None:
         self._child: subprocess.Popen[str] | None = None
         self._problem: str | None = None
+        self._note, self._said = note, said
         if not rules:
             return
         environment = with_our_path(os.environ)
@@ -53,9 +63,12 @@ class RecordWatch:
         """A sentence about the first bad record, if one was found by now."""
         if self._child is not None and self._child.poll() is not None:
             assert self._child.stdout is not None
-            said = self._child.stdout.read()
-            if said.strip():
-                self._problem = str(json.loads(said))
+            answer = self._child.stdout.read()
+            if answer.strip():
+                self._problem, notes = json.loads(answer)
+                for text in notes:
+                    if text not in self._said:
+                        self._note(text)
             self.close()
         return self._problem
 

@@ -17,7 +17,8 @@ class RunResult:
     `bytes_pulled` are those of the vectors that workers sent and fetched, since the last resume. `log_lines_lost`
     counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`. `best` is
     what `--keep-best` kept: output, value, iteration, version, model.
-    `warning` says why the model is worth nothing though the run is complete. `script_failures` are scripts that failed
+    `warning` says why the model may be worth less than the other figures say: it has learned nothing, or a worker was
+    given up, and with it its records. `script_failures` are scripts that failed
     in what they did after the training. `master_restarts` says why the command has started the master again, each time.
     """
 

@@ -70,6 +70,7 @@ def run_parts(
     # In `own` the hosts say how many records there are.
     board = StatusBoard(config.mode, max_iter, spec.batch, None if share == "own" else records)
     board.master_restarts = settings.master_restarts
+    board.given_up.shards = roster.sharding.count
     held = (lambda: None) if master_fence is None else master_fence.require
     fence = Fence(run_dir, settings.epoch, time.monotonic, held)
     return RunParts(settings, run_dir, store, fence, roster, board, records, master_fence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -19,6 +19,7 @@ from speedo.run.best_model import BestFile
 from speedo.run.outputs import hand_over
 from speedo.run.result import RunResult
 from speedo.run.run_parts import RunParts
+from speedo.run.script_job import NO_LIMIT
 from speedo.run.trained_model import TrainedModel
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
@@ -173,7 +174,7 @@ class Training:
             board.results * self.center.payload_bytes,
             board.turns * self.center.center_bytes,
             best=None if self.best is None else self.best.result,
-            warning=self._warning() if outcome.complete else "",
+            warning="; ".join(filter(None, self._warnings(outcome))),
             master_restarts=settings.master_restarts,
             problems=tuple(
                 f"there is no checkpoint of the end: {one.hangs}"
@@ -182,7 +183,16 @@ class Training:
             ),
         )
 
-    def _warning(self) -> str:
+    def _warnings(self, outcome: Outcome) -> Iterator[str]:
+        """What the figures of the result do not say."""
+        settings = self.parts.settings
+        share = None if settings.spec.max_iter == NO_LIMIT else settings.data_share  # of a script
+        reason = "" if outcome.complete else outcome.reason
+        yield self.parts.board.given_up.words(share, self.parts.records, reason)
+        if outcome.complete:
+            yield self._nothing_learned()
+
+    def _nothing_learned(self) -> str:
         """What is said of a loss that ends no better than that of guessing; else nothing."""
         watch, chance = self.driver.divergence, self.chance
         now = None if watch is None else watch.loss_at_end()

@@ -31,6 +31,7 @@ from speedo.messages import (
 )
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.system.runs_at import RunsAt
+from speedo.watch.given_up import GIVEN_UP, GivenUp
 from speedo.watch.scores import why_unavailable
 
 NOTICES = 20  # of the latest that a status carries
@@ -192,6 +193,7 @@ class StatusBoard:
     standby: str = ""
     turns: int = 0
     results: int = 0
+    given_up: GivenUp = field(default_factory=GivenUp)
     _notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
     _noticed: int = 0
     _lines: dict[int, _Line] = field(default_factory=dict)
@@ -212,7 +214,15 @@ class StatusBoard:
 
     def expect(self, worker: int, outlook: str) -> None:
         """What follows the death of a worker that is reported now: `restarting in 4 s`, `gone`."""
-        self._lines.setdefault(worker, _Line()).outlook = outlook
+        line = self._lines.setdefault(worker, _Line())
+        line.outlook = outlook
+        self._note_given_up(worker, line)
+
+    def _note_given_up(self, worker: int, line: _Line) -> None:
+        """Its death and what its host says of it come in either order."""
+        kind, _, cause = line.state.partition(": ")
+        if kind == "gone" and line.outlook.startswith(GIVEN_UP):
+            self.given_up.add(worker, cause, self.iteration)
 
     def trouble_with_store(self, problem: str) -> None:
         """The store's present problem; empty if there is none."""
@@ -264,6 +274,7 @@ class StatusBoard:
             case Joined():
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.outlook, line.trouble = "waiting", "", ""
+                self.given_up.replaced(event.worker, self.iteration)
                 line.runs_at = event.runs_at
                 if event.lost:
                     self.notice(f"warning: worker {event.worker}: {event.lost}")
@@ -271,6 +282,7 @@ class StatusBoard:
                 line = self._lines.setdefault(event.worker, _Line())
                 line.state, line.trouble = f"gone: {event.cause}", ""
                 line.runs_at = line.team = None
+                self._note_given_up(event.worker, line)
             case Pause() if not event.over and event.worker in self._lines:
                 self._lines[event.worker].state = "testing" if event.tests else "waiting"
             case Trained():
@@ -322,8 +334,10 @@ class StatusBoard:
             case SetAside():
                 line = self._lines.setdefault(action.worker, _Line())
                 line.state = f"gone: {action.reason}"
+                self.given_up.add(action.worker, f"set aside: {action.reason}", self.iteration)
             case Divided():
                 self.notice(action.reason)
+                self.given_up.redistributed(len(action.workers), self.iteration)
             case TeamGivenUp():
                 self.notice(f"warning: {action.reason}")
             case Finish():

@@ -120,13 +120,33 @@ def test_workers_are_scaled_and_started_again_in_their_slots_until_they_are_give
     before = len(run.merged(0, 1))
     run.wait_for(lambda: len(run.merged(0, 1)) > before + 10)
     assert list(run.workers()) == [0]
-    run.stop()
+    errors = run.stop()
     result = json.loads((run.run / "result.json").read_text())
     assert (result["complete"], result["reason"]) == (False, "stopped by Ctrl-C")
+    assert result["warning"].startswith("worker 1 was given up at iteration ")
+    assert f"({second['cause']}): its share of the data, " in result["warning"]
+    assert result["warning"].endswith(" records, was not read after that")
+    assert f"warning: {result['warning']}" in errors
     assert result["iteration"] == len(
         [one for one in run.lines("result") if one["decision"] == "merged"]
     )
     assert Path(result["model"]).exists()
+
+
+@pytest.mark.matrix
+def test_another_master_knows_who_was_given_up_before(running: Callable[..., Running]) -> None:
+    run = running("--mode", "async", "--workers", "2", "--restarts", "0")
+    run.workers()[1].kill()
+    run.wait_for(lambda: f"worker 1 on here is gone, given up: {SILENT}" in run.log())
+    (master,) = run.speedo.named("MasterActor")
+    master.kill()
+    run.wait_for(lambda: "another one takes over" in run.log())
+    before = len(run.merged(0, 1))
+    run.wait_for(lambda: len(run.merged(0, 1)) > before + 10)
+    run.stop()
+    warning = json.loads((run.run / "result.json").read_text())["warning"]
+    assert warning.startswith("worker 1 was given up at iteration ")
+    assert f"({SILENT}): its share of the data, " in warning
 
 
 def test_a_stopped_worker_is_evicted_ended_and_started_again(

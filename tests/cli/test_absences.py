@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from speedo.messages import Joined, Kind, Left, Train
+from speedo.messages import Joined, Kind, Left, SetAside, Train
 from speedo.system.runs_at import RunsAt
 from speedo.watch.console import Progress, plain_line
 from speedo.watch.status import StatusBoard
@@ -64,6 +64,48 @@ def test_giving_up_is_told_and_forgotten_at_the_return() -> None:
     scene.board.saw(Joined(0, 2, 10), 2.0)
     scene.board.saw(Left(0, 2, "its host was stopped by Ctrl-C"), 3.0)
     assert scene.said() == ["worker 0 on alpha is gone: its host was stopped by Ctrl-C"]
+
+
+def test_who_was_given_up_is_known_at_the_end_with_the_records_that_nobody_read() -> None:
+    scene = Scene()
+    board = scene.board
+    board.given_up.shards = 2
+    board.saw(Left(1, 1, SIGNAL), 1.0)
+    board.expect(1, "restarting in 1 s")
+    board.saw(Joined(1, 2, 10), 2.0)
+    assert board.given_up.words("shard", 41) == ""
+    board.iteration = 30
+    board.saw(Left(1, 2, SIGNAL), 3.0)
+    assert board.given_up.words("shard", 41) == ""  # nobody knows yet what comes next
+    board.expect(1, "gone, given up after 5 restarts")
+    board.expect(1, "gone, given up after 5 restarts")
+    board.iteration = 70
+    who = f"worker 1 was given up at iteration 30 ({SIGNAL})"
+    assert board.given_up.words("shard", 41) == (
+        f"{who}: its share of the data, 20 of 41 records, was not read after that"
+    )
+    assert (
+        board.given_up.words("own", None) == f"{who}: its share of the data was not read after that"
+    )
+    assert board.given_up.words("once", 41) == f"{who}; the others trained its records"
+    assert board.given_up.words("same", 41) == f"{who}; the others read all records"
+    assert board.given_up.words(None, None) == who
+    assert board.given_up.words(None, None, f"every worker died, the last: {SIGNAL}") == ""
+    board.given_up.redistributed(1, board.iteration)
+    first = (
+        f"{who}: its share of the data, 20 of 41 records, was not read from there to iteration 70"
+    )
+    assert board.given_up.words("shard", 41) == first
+    board.iteration = 80
+    board.did(SetAside(0, 1, "NaN"), 4.0)
+    board.saw(Left(0, 1, "NaN"), 4.0)
+    board.expect(0, "gone")
+    board.iteration = 90
+    board.saw(Joined(0, 2, 10), 5.0)
+    assert board.given_up.words("shard", 41) == (
+        f"{first}; worker 0 was given up at iteration 80 (set aside: NaN): its share of the data, 41 of 41 records, "
+        "was not read from there to iteration 90"
+    )
 
 
 def test_workers_let_go_at_the_end_are_not_told() -> None:

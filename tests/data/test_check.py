@@ -88,7 +88,7 @@ def test_bad_records_are_named_by_key_with_what_is_wrong(write: Write, caffe_pb2
         "the record 'a-short' is short: it holds 9 values, its shape 1 x 2 x 5 needs 10",
         "the record 'b-few' is short: it holds 3 values",
         "the record 'c-flat' has the shape 1 x 0 x 5",
-        "the record 'd-half' holds an image that cannot be decoded",
+        "the record 'd-half' holds a file that is a PNG that is cut short",
         "is not a Datum of Caffe",
     ):
         assert f"  bad: {line}" in text or line in text
@@ -96,6 +96,15 @@ def test_bad_records_are_named_by_key_with_what_is_wrong(write: Write, caffe_pb2
     (found,) = json.loads(text)
     assert (status, found["records"], found["faulty"], len(found["faults"])) == (1, 17, 5, 5)
     assert found["labels"] == {"0": 4, "1": 4, "2": 4}
+
+
+def test_a_jpeg_without_its_end_is_no_bad_record_but_is_named(write: Write, caffe_pb2: Any) -> None:
+    jpeg = io.BytesIO()
+    Image.effect_noise((64, 64), 90).save(jpeg, "JPEG")
+    cut = caffe_pb2.Datum(encoded=True, data=jpeg.getvalue()[:-2])
+    status, text = told(write({b"cut": cut.SerializeToString()}))
+    assert status == 0
+    assert "  1 JPEGs without their end, in which what is missing is gray: 'cut'\n" in text
 
 
 def test_the_first_bad_records_are_shown_and_the_rest_counted(write: Write) -> None:

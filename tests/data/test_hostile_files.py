@@ -206,7 +206,7 @@ def test_postscript_is_no_image(tmp_path: Path, root: Path) -> None:
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
     )
     (tmp_path / "list.txt").write_text("a.png 0\n")
-    with pytest.raises(DataError, match="cannot identify image file"):
+    with pytest.raises(DataError, match="is not an image that can be decoded"):
         prepare_images(tmp_path / "list.txt", root / "out")
 
 

@@ -47,6 +47,18 @@ def test_the_last_of_several_fatal_lines_counts() -> None:
     )
 
 
+def test_an_image_that_cannot_be_decoded_is_what_caffes_words_on_its_height_are_about() -> None:
+    text = (
+        "libpng error: PNG input buffer is incomplete\n"
+        "E20261127 20:40:29.307092  6989 io.cpp:172] Could not decode datum \n"
+        "F20261127 20:40:29.307106  6989 data_transformer.cpp:240] Check failed: height <= img_height (64 vs. 0) \n"
+    )
+    assert fatal_line(text) == (
+        "Caffe stopped at data_transformer.cpp:240: Check failed: height <= img_height (64 vs. 0) (an image cannot be "
+        "decoded; of a database `speedo data check` names it)"
+    )
+
+
 def test_warnings_and_errors_are_not_fatal() -> None:
     assert fatal_line("E1121 12:00:00.1 4711 net.cpp:88] no\nFrom a file: F1 nothing\n") is None
 

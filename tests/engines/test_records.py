@@ -37,9 +37,11 @@ def datum(**fields: Any) -> bytes:
     return bytes(load_caffe().proto.caffe_pb2.Datum(**values).SerializeToString())
 
 
-def encoded(size: tuple[int, int] = (8, 8), kind: str = "PNG", cut: int | None = None) -> bytes:
+def encoded(
+    size: tuple[int, int] = (8, 8), kind: str = "PNG", cut: int | None = None, **options: Any
+) -> bytes:
     content = io.BytesIO()
-    Image.new("L", size).save(content, kind)
+    Image.new("L", size).save(content, kind, **options)
     return datum(encoded=True, data=content.getvalue()[:cut], channels=0, height=0, width=0)
 
 
@@ -82,18 +84,17 @@ def good() -> list[bytes]:
         (lambda: datum(height=5, width=5), replace(RULE, crop=6), "is 1 x 5 x 5, smaller than crop_size 6"),
         (lambda: datum(height=5, width=5), replace(RULE, crop=4, mean=(1, 8, 8)), "but the mean file is 1 x 8 x 8"),
         (lambda: encoded((6, 8)), RULE, "is 1 x 8 x 6, but the first record"),
-        (lambda: encoded(cut=-14), RULE, None),
+        (lambda: encoded(cut=-14), RULE, "is a PNG that is cut short: leave it out, or create it again"),
+        (lambda: encoded(kind="TIFF", cut=-14), RULE, "is not an image that can be decoded ("),
+        (lambda: encoded(kind="JPEG", cut=-2, progressive=True), RULE, "is a progressive JPEG that is cut short"),
         (lambda: encoded(cut=12), RULE, "is not an image that can be decoded: leave it out, or create it again"),
     ],
 )  # fmt: skip
 def test_a_bad_record_is_found_wherever_it_is(
-    tmp_path: Path, bad: Made, rule: RecordRule, words: str | None
+    tmp_path: Path, bad: Made, rule: RecordRule, words: str
 ) -> None:
     source = database(tmp_path / "data", *good(), bad())
     said = told(rule, source)
-    if words is None:
-        assert said is None  # its header is whole: Caffe decodes the rest as it can
-        return
     assert said is not None
     assert said.startswith(f"layer 'data' reads the record '00000500' of {source}, which ")
     assert words in said
@@ -238,6 +239,7 @@ def image_list(folder: Path, *lines: str) -> Path:
     for name, size in (("a.png", (8, 8)), ("b.png", (8, 8)), ("small.png", (5, 5))):
         Image.new("L", size).save(folder / name)
     (folder / "text.png").write_text("no image")
+    (folder / "cut.png").write_bytes((folder / "a.png").read_bytes()[:-3])
     file = folder / "list.txt"
     file.write_text("".join(f"{line}\n" for line in lines))
     return file
@@ -249,6 +251,7 @@ def image_list(folder: Path, *lines: str) -> Path:
         ("small.png 1", "line 3: small.png' of {file}, which is 1 x 5 x 5, but the first record is 1 x 8 x 8"),
         ("gone.png 1", "line 3: gone.png' of {file}, which is not a file ("),
         ("text.png 1", "line 3: text.png' of {file}, which is not an image that can be decoded"),
+        ("cut.png 1", "line 3: cut.png' of {file}, which is a PNG that is cut short: leave it out"),
         ("a.png", "line 3: a.png' of {file}, which is not `image label`: correct the line"),
         ("a.png 4", "reads the label 4 (record 'line 3: a.png' of {file})"),
     ],
@@ -257,6 +260,27 @@ def test_a_bad_line_of_a_list_is_told(tmp_path: Path, line: str, words: str) -> 
     file = image_list(tmp_path, "a.png 0", "b.png 3", line)
     rule = replace(RULE, images=True, root=f"{tmp_path}/", channels=1, uses=OF_LABELS.uses)
     assert words.format(file=file) in str(told(rule, file))
+
+
+def test_a_jpeg_without_its_end_is_read_as_caffe_does_and_told_once(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    Image.effect_noise((64, 64), 90).save(content, "JPEG")
+    for name, length in (("whole", None), ("cut", -2), ("short", -1)):
+        (tmp_path / f"{name}.jpg").write_bytes(content.getvalue()[:length])
+    file, notes = tmp_path / "list.txt", list[str]()
+    file.write_text("whole.jpg 0\ncut.jpg 1\nshort.jpg 2\n")
+    rule = replace(RULE, source=str(file), images=True, root=f"{tmp_path}/", channels=3)
+    assert first_problem(rule, lambda: False, notes.append) == (None, True)
+    word = (
+        f"layer 'data' reads the record 'line 2: cut.jpg' of {file}, a JPEG without its end, perhaps not the only "
+        "one: what is missing is gray"
+    )
+    assert notes == [word]
+    notes.clear()
+    for said in ((), (word,)):
+        watch = RecordWatch([rule], None, notes.append, said)
+        wait_until(lambda watch=watch: watch.problem() is None and watch.over)
+    assert notes == [word]
 
 
 def test_images_of_several_sizes_are_no_problem_where_they_are_resized(tmp_path: Path) -> None:
@@ -297,6 +321,18 @@ def test_a_bad_record_in_the_first_batch_is_told_before_caffe_aborts_over_it(hom
     worker = solver_for_worker(spec, rank=0, count=1, batch_size=8)
     with pytest.raises(
         SolverError, match=r"'00000003' of .*mixed, which is 1 x 5 x 5, but .* crop"
+    ):
+        check_in_subprocess(worker, origin="net.prototxt")
+
+
+def test_a_record_over_whose_image_caffe_aborts_is_named_however_late_it_stands(home: Path) -> None:
+    """Too late for the time before the nets are built; Caffe's own words name no key."""
+    bad = encoded(cut=-20)
+    database(home / "late", *[encoded()] * 3900, bad, *[encoded()] * 99)
+    spec = read_solver(write_solver(home, net_text(train="late")))
+    worker = solver_for_worker(spec, rank=0, count=1, batch_size=4000)
+    with pytest.raises(
+        SolverError, match=r"'00003900' of .*late, which is a PNG that is cut short"
     ):
         check_in_subprocess(worker, origin="net.prototxt")
 

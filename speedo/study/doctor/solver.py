@@ -103,6 +103,7 @@ def examine_solver(
         return [*found, *(fail("net", text) for text in _sentences(error))], None
     assert net.memory is not None
     found += [_layout(net, facts), step_finding(net.memory)]
+    found += [warn("data", text, "put the whole file in its place") for text in net.notes]
     written = 1 + (spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0)
     models = written * (1 + RULES[spec.type].vectors)  # with the solver's history
     return found, Net(net.nbytes, net.memory, models, choice.engine, choice.micro_batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from speedo.data.pixels import Colors, decoded, shape_of
 from speedo.errors import EngineError
 from tests.support.data_layers import (
     assert_same,
@@ -41,7 +43,7 @@ PHOTO = np.stack(
 
 
 def file_of(array: np.ndarray, format: str, mode: str | None = None, **options: Any) -> bytes:
-    image = Image.fromarray(array)
+    image = Image.fromarray(array) if mode != "CMYK" else Image.fromarray(array, mode)
     if mode is not None:
         image = image.convert(mode)
     stream = io.BytesIO()
@@ -49,14 +51,45 @@ def file_of(array: np.ndarray, format: str, mode: str | None = None, **options: 
     return stream.getvalue()
 
 
-EXIF = Image.Exif()
-EXIF[0x0112] = 6
+def exif(orientation: int) -> Image.Exif:
+    made = Image.Exif()
+    made[0x0112] = orientation
+    return made
+
+
+def pnm(magic: str, array: np.ndarray, most: int) -> bytes:
+    return f"{magic}\n{array.shape[1]} {array.shape[0]}\n{most}\n".encode() + array.tobytes()
+
+
+def tiff(array: np.ndarray, photometric: int, *tags: tuple[int, int], format: int = 1) -> bytes:
+    """A TIFF with tags that Pillow does not write; up to 2 channels, or 4."""
+    height, width, channels = (*array.shape, 1)[:3]
+    data, bits = array.tobytes(), 8 * array.itemsize
+    each = struct.pack(f"<{channels}H", *[bits] * channels)
+    entries = [
+        (256, width), (257, height), (258, bits), (259, 1), (262, photometric), (273, 8), (277, channels),
+        (278, height), (279, len(data)), (339, format), *tags,
+    ]  # fmt: skip
+    table = struct.pack("<H", len(entries))
+    for tag, value in sorted(entries):
+        if tag == 258 and channels > 2:
+            table += struct.pack("<HHII", tag, 3, channels, 8 + len(data))
+        else:
+            table += struct.pack("<HHII", tag, 4 if tag in (273, 279) else 3, 1, value)
+    start = 8 + len(data) + len(each)
+    return b"II*\0" + struct.pack("<I", start) + data + each + table + bytes(4)
+
+
+DEEP = (GRAY.astype("<u2") * 257 + np.arange(15, dtype="<u2")).astype("<u2")
+RGBA = pixels((20, 15, 4), 3)
 LOSSLESS = {
     "rgb.png": file_of(RGB, "PNG"),
     "gray.png": file_of(GRAY, "PNG"),
     "palette.png": file_of(RGB, "PNG", "P"),
     "bits.png": file_of(GRAY, "PNG", "1"),
-    "rgba.png": file_of(pixels((20, 15, 4), 3), "PNG"),
+    "rgba.png": file_of(RGBA, "PNG"),
+    "gray-alpha.png": file_of(RGBA, "PNG", "LA"),
+    "transparent.png": file_of(RGB, "PNG", transparency=(1, 2, 3)),
     "wide.png": file_of(GRAY.astype(np.uint16) * 251, "PNG"),
     "rgb.bmp": file_of(RGB, "BMP"),
     "gray.bmp": file_of(GRAY, "BMP"),
@@ -65,15 +98,38 @@ LOSSLESS = {
     "gray.tif": file_of(GRAY, "TIFF"),
     "rgb.jp2": file_of(RGB, "JPEG2000", irreversible=False),
     "rgb.webp": file_of(RGB, "WEBP", lossless=True),
+    "turned.webp": file_of(RGB, "WEBP", lossless=True, exif=exif(6)),  # which OpenCV 4.6 overlooks
+    **{f"turned-{at}.png": file_of(RGB, "PNG", exif=exif(at)) for at in range(1, 9)},
+    **{f"turned-{at}.tif": tiff(DEEP, 1, (274, at)) for at in (3, 6)},
+    "wide.tif": tiff(DEEP, 1),
+    "wide-white.tif": tiff(DEEP, 0),
+    "opacity.tif": tiff(RGBA, 2, (338, 2)),
+    "multiplied.tif": tiff(RGBA, 2, (338, 1)),
+    "wide.jp2": file_of(DEEP, "JPEG2000"),
+    "wide.pgm": pnm("P5", DEEP.astype(">u2"), 65535),
+    "thousand.pgm": pnm("P5", (DEEP % 1001).astype(">u2"), 1000),
+    "hundred.pgm": pnm("P5", GRAY % 101, 100),
+    "wide.ppm": pnm("P6", np.stack([DEEP, DEEP[::-1], DEEP[:, ::-1]], -1).astype(">u2"), 65535),
 }
 # Caffe decodes neither as a record that keeps its channels: more than 8 bits, and WebP (OpenCV 4.6).
-NATIVE = [name for name in LOSSLESS if name not in ("wide.png", "rgb.webp")]
+NATIVE = [
+    name
+    for name in LOSSLESS
+    if not name.startswith(("wide", "thousand"))
+    and not name.endswith("webp")
+    and name not in ("turned-3.tif", "turned-6.tif")
+]
 JPEG = {
     "photo.jpg": file_of(PHOTO, "JPEG", quality=90),
     "full.jpg": file_of(PHOTO, "JPEG", quality=75, subsampling=0),
     "progressive.jpg": file_of(PHOTO, "JPEG", progressive=True),
     "gray.jpg": file_of(PHOTO[..., 0], "JPEG"),
-    "turned.jpg": file_of(PHOTO, "JPEG", exif=EXIF),
+    **{f"turned-{at}.jpg": file_of(PHOTO, "JPEG", exif=exif(at)) for at in range(2, 9)},
+    "cmyk.jpg": file_of(np.dstack([PHOTO, PHOTO[..., 0] // 2]), "JPEG", "CMYK"),
+    "several.jpg": file_of(PHOTO, "MPO", save_all=True, append_images=[Image.fromarray(RGB)]),
+    "cut-2.jpg": file_of(PHOTO, "JPEG")[:-2],
+    "cut-400.jpg": file_of(PHOTO, "JPEG", quality=95)[:-400],
+    "cut-2-progressive.jpg": file_of(PHOTO, "JPEG", progressive=True)[:-2],
 }
 
 
@@ -118,6 +174,38 @@ def test_encoded_records_are_opencvs_to_the_bit(tmp_path: Path, name: str, force
     database = write_records(tmp_path / "encoded", [encoded_datum(LOSSLESS[name], 3)])
     layer = data_layer(database, 2, f"transform_param {{ {force} scale: 0.1 }}")
     assert_same(by_torch(layer, 2), by_caffe(layer, 2, tmp_path))
+
+
+@pytest.mark.parametrize("force", ["", "force_color: true", "force_gray: true"])
+@pytest.mark.parametrize("name", ["turned-6.jpg", "turned-8.jpg", "cmyk.jpg", "several.jpg"])
+def test_encoded_photographs_are_turned_as_in_opencv(tmp_path: Path, name: str, force: str) -> None:
+    database = write_records(tmp_path / "encoded", [encoded_datum(JPEG[name], 3)])
+    layer = data_layer(database, 1, f"transform_param {{ {force} }}")
+    found, expected = by_torch(layer, 1)[0][0], by_caffe(layer, 1, tmp_path)[0][0]
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 2
+
+
+BEHIND = LOSSLESS["turned-6.png"]
+AT = BEHIND.index(b"eXIf") - 4
+CHUNK = BEHIND[AT : AT + 12 + int.from_bytes(BEHIND[AT : AT + 4])]
+BEHIND = BEHIND.replace(CHUNK, b"")[:-12] + CHUNK + BEHIND[-12:]
+
+
+def test_a_png_may_have_its_orientation_behind_its_pixels(tmp_path: Path) -> None:
+    layer = image_layer(write_list(tmp_path, {"behind.png": BEHIND}), 1)
+    (found,) = by_torch(layer, 1)
+    assert found[0].shape == (1, 3, 15, 20)
+    assert_same([found], by_caffe(layer, 1, tmp_path))
+    assert shape_of(io.BytesIO(BEHIND), "color") == (3, 15, 20)
+
+
+@pytest.mark.parametrize("name", [*LOSSLESS, *JPEG])
+def test_the_header_says_the_shape(name: str) -> None:
+    content = {**LOSSLESS, **JPEG}[name]
+    every: tuple[Colors, ...] = ("color", "gray", "own")
+    for colors in every[: 3 if name in (*NATIVE, *JPEG) else 2]:
+        assert shape_of(io.BytesIO(content), colors) == decoded(content, colors).pixels.shape
 
 
 def test_encoded_photographs_are_cropped_less_their_mean(tmp_path: Path) -> None:
@@ -264,11 +352,19 @@ def refusal(layer: str, batches: int = 3, **place: object) -> str:
 def test_a_bad_line_or_image_is_refused_by_its_number(numbered: Path, tmp_path: Path) -> None:
     good = numbered.read_text()
     (tmp_path / "large.png").write_bytes(file_of(RGB, "PNG"))
-    (tmp_path / "cut.png").write_bytes(LOSSLESS["rgb.png"][:-60])
+    (tmp_path / "cut.png").write_bytes(
+        LOSSLESS["rgb.png"][:-3]
+    )  # which Pillow alone does not notice
+    (tmp_path / "float.tif").write_bytes(file_of(GRAY / np.float32(255), "TIFF"))
+    (tmp_path / "colors.tif").write_bytes(tiff(RGBA.astype("<f4"), 2, format=3))
+    (tmp_path / "signed.tif").write_bytes(tiff(GRAY.astype("<i2") - 99, 1, format=2))
     for line, said in {
         f"{tmp_path}/none.png 1": "none.png: No such file",
         f"{tmp_path}/large.png 1": "is 3 x 20 x 15, but the first record is 3 x 6 x 5",
-        f"{tmp_path}/cut.png 1": "is not an image that can be decoded",
+        f"{tmp_path}/cut.png 1": "is a PNG that is cut short",
+        f"{tmp_path}/float.tif 1": "has floating-point numbers of no definite meaning as an image of 8 bits: scale",
+        f"{tmp_path}/colors.tif 1": "is a damaged TIFF, or has numbers (such as floating-point ones) of no definite",
+        f"{tmp_path}/signed.tif 1": "has signed or 32-bit numbers of no definite meaning",
         f"{tmp_path}/0.png": "is not `image label`",
         f"{tmp_path}/0.png one": "is not `image label`",
     }.items():

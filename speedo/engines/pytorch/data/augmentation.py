@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from speedo.engines.pictures import Bytes, resized
+from speedo.data.pixels import Bytes, resized
 from speedo.engines.pytorch.data.transform import Pixels
 from speedo.engines.pytorch.layers.options import choice
 from speedo.errors import EngineError

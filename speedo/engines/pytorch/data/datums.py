@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -10,8 +9,8 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from speedo.data.pixels import Colors, UnreadablePictureError, decoded
 from speedo.engines.caffe_schema.caffe_pb2 import Datum
-from speedo.engines.pictures import Colors, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Pixels, Size, Transform
@@ -199,7 +198,7 @@ class Data(BatchSource):
         """The pixels of a record, (C, H, W); `first` is the shape of the batch's first record."""
         if datum.encoded:
             try:
-                pixels: Pixels = decoded(io.BytesIO(datum.data), self._colors)
+                pixels: Pixels = decoded(datum.data, self._colors, in_record=True).pixels
             except UnreadablePictureError as error:
                 raise self.bad(key, f"{error}: {_AGAIN} without it") from error
             self._check(key, pixels.shape, first)

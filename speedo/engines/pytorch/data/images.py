@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from speedo.engines.pictures import Bytes, UnreadablePictureError, decoded
+from speedo.data.pixels import Bytes, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Size, Transform
@@ -140,7 +140,7 @@ class ImageData(BatchSource):
         path = os.path.join(self.place.folder or "", self._root + name)
         try:
             with open(path, "rb") as file:
-                image = decoded(file, colors, self._size)
+                image = decoded(file.read(), colors, self._size).pixels
         except OSError as error:
             raise self._bad(
                 number,
