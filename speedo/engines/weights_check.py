@@ -93,7 +93,8 @@ def check_scored(weights: Path, name: str, index: int, values: Values) -> None:
     """Raises `SolverError` if this blob, filled with `UNTOUCHED` before, has no values now, or NaN or infinity."""
     if values.size and (values == UNTOUCHED).all():
         raise SolverError(
-            f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
+            f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net; "
+            "if several layers have this name, rename them, since Caffe fills the first alone"
         )
     wrong = values.size - int(np.isfinite(values).sum())
     if wrong:
@@ -106,8 +107,8 @@ def check_scored(weights: Path, name: str, index: int, values: Values) -> None:
 def _blobs(net: Any) -> list[tuple[str, int, Any]]:
     return [
         (str(name), index, blob)
-        for name, blobs in net.params.items()
-        for index, blob in enumerate(blobs)
+        for name, layer in zip(net._layer_names, net.layers, strict=True)
+        for index, blob in enumerate(layer.blobs)
     ]
 
 

@@ -79,15 +79,16 @@ def load_checked(weights: Path, net: Net, untouched: float, check: Check) -> Non
 def copy_model(path: Path, net: Net) -> None:
     """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into those layers of the net that have their names.
 
-    Raises `EngineError`, and changes nothing, where a shape differs.
+    Of several layers of one name the first has them, as in Caffe (net.cpp, CopyTrainedLayersFrom). Raises `EngineError`, and changes nothing, where a shape differs.
     """
     blobs: dict[tuple[str, int], Tensor] = {}
     shared: set[tuple[str, int]] = set()
     seen: set[int] = set()
     names = []
     for name, tensors in net.blobs_of_layers():
+        is_first = name not in names
         names.append(name)
-        for index, tensor in enumerate(tensors):
+        for index, tensor in enumerate(tensors if is_first else ()):
             blobs[name, index] = tensor
             if tensor.data_ptr() in seen:
                 shared.add((name, index))

@@ -23,6 +23,7 @@ _NUMBER: Final = re.compile(
     r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
 )
 _TYPO: Final = 0.76  # of difflib, from 0 to 1; below it words have little in common
+_TAKE_OUT: Final = ": take it out (--ignore-unknown leaves such fields out)"
 _INTEGERS: Final = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
@@ -116,7 +117,7 @@ def _explain(error: str, message: Any) -> str:
         known = pool.FindMessageTypeByName(field[1]).fields_by_name
         owner = field[1].rpartition(".")[2]
         other = about_field(owner, field[2])
-        hint = f": {other}" if other else did_you_mean(field[2], known)
+        hint = f": {other}" if other else did_you_mean(field[2], known) or _TAKE_OUT
         return f"{where}{owner} has no field {field[2]!r}{hint}"
     if (value := _ENUM.search(what)) is not None:
         known = pool.FindEnumTypeByName(value[1]).values_by_name

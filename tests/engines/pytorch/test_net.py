@@ -10,8 +10,9 @@ import pytest
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.solver.proto import caffe_proto
-from speedo.errors import EngineError
+from speedo.errors import EngineError, SolverError
 
 if TYPE_CHECKING:
     from speedo.engines.pytorch.net import Net
@@ -227,6 +228,39 @@ def test_a_seed_draws_the_same_first_values(seed: int) -> None:
 def test_what_caffe_refuses_is_refused_with_the_layer(text: str, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         torch_net(DATA + text)
+
+
+def test_of_layers_of_one_name_the_first_is_given_the_files_weights_as_in_caffe(
+    tmp_path: Path,
+) -> None:
+    from speedo.engines.pytorch.net import Net
+    from speedo.engines.pytorch.scoring import copy_model, load_checked
+    from speedo.engines.weights_check import UNTOUCHED, check_scored, load_to_score
+
+    caffe = load_caffe()
+    file, weights = tmp_path / "net.prototxt", tmp_path / "w.caffemodel"
+    file.write_text(
+        """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 2 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "data" top: "a" inner_product_param { num_output: 2 } }
+        layer { name: "ip" type: "InnerProduct" bottom: "a" top: "b" inner_product_param { num_output: 2 } }"""
+    )
+    saved, loaded = (caffe.Net(str(file), caffe.TEST) for _ in range(2))
+    for number, layer in enumerate(saved.layers[1:]):
+        for blob in layer.blobs:
+            blob.data[...] = number + 1
+    saved.save(str(weights))
+    loaded.copy_from(str(weights))
+    ours = Net(text_format.Parse(file.read_text(), caffe_pb2.NetParameter()), "TEST")
+    copy_model(weights, ours)
+    theirs = [[blob.data.flat[0] for blob in layer.blobs] for layer in loaded.layers]
+    assert theirs == [[], [2.0, 2.0], [0.0, 0.0]]
+    assert [[float(blob.flatten()[0]) for blob in own] for _, own in ours.blobs_of_layers()] == theirs
+    for load in (
+        lambda: load_to_score(weights, loaded),
+        lambda: load_checked(weights, ours, float(UNTOUCHED), check_scored),
+    ):
+        with pytest.raises(SolverError, match="if several layers have this name, rename them"):
+            load()
 
 
 def test_layers_of_one_name_with_other_shapes_are_refused() -> None:
