@@ -5,6 +5,7 @@ has the layer compute something else; it is refused if values are refused and no
 them with the field, where no value beside the base would do.
 """
 
+# ruff: noqa: E501  tables of texts
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -38,18 +39,36 @@ class Probe:
     bottoms: tuple[Any, ...] = ()
 
 
-def layer(kind: str, param: str, base: str = "", *bottoms: Any, tops: int = 1, more: str = "") -> Probe:
+def layer(
+    kind: str, param: str, base: str = "", *bottoms: Any, tops: int = 1, more: str = ""
+) -> Probe:
     """A probe of the message `param` of a layer of this type."""
     made = " ".join(f'top: "t{at}"' for at in range(tops))
     return Probe(f'name: "l" type: "{kind}" {made} {more} {param} {{ %s }}', base, bottoms)
 
 
 BOX = (4.0, 4.0, 20.0, 24.0)
-PRIORS = [[0.1, 0.1, 0.4, 0.5], [0.3, 0.2, 0.8, 0.7], [0.35, 0.25, 0.9, 0.75], [-0.1, 0.0, 0.3, 1.2]]
+PRIORS = [
+    [0.1, 0.1, 0.4, 0.5],
+    [0.3, 0.2, 0.8, 0.7],
+    [0.35, 0.25, 0.9, 0.75],
+    [-0.1, 0.0, 0.3, 1.2],
+]
 PRIORS += [[0.0, 0.8, 0.1, 1.0], [0.9, 0.0, 1.0, 0.1]]
-PRIOR = ("=", [[sum(PRIORS, []), [0.1, 0.1, 0.2, 0.2] * 6]])
+PRIOR = ("=", [[[edge for box in PRIORS for edge in box], [0.1, 0.1, 0.2, 0.2] * 6]])
 TRUE = ("=", [[[[0, 1, 0, 0.12, 0.1, 0.42, 0.5, 0], [0, 2, 0, 0.3, 0.22, 0.8, 0.66, 1]]]])
-FOUND = ("=", [[[[0, 1, 0.9, 0.1, 0.1, 0.4, 0.5], [0, 2, 0.8, 0.3, 0.3, 0.8, 0.7], [0, 2, 0.3, 0, 0, 0.1, 0.1]]]])
+FOUND = (
+    "=",
+    [
+        [
+            [
+                [0, 1, 0.9, 0.1, 0.1, 0.4, 0.5],
+                [0, 2, 0.8, 0.3, 0.3, 0.8, 0.7],
+                [0, 2, 0.3, 0, 0, 0.1, 0.1],
+            ]
+        ]
+    ],
+)
 _ROIS = ("=", [[0.0, *BOX], [0.0, 0.0, 2.0, 9.0, 13.0]])
 _SSD = ((1, 24), (1, 18), PRIOR, TRUE)
 _MOVED = (("=", [[0.0] * 4 + [2.5, 1.5, 0.5, 0.5] * 5]), (1, 18), PRIOR, TRUE)
@@ -155,7 +174,10 @@ LAYERS: Final[dict[str, Sequence[Probe]]] = {
         for base in ('type: "constant"', 'type: "uniform"', 'type: "gaussian"', 'type: "xavier"')
     ],
 }  # fmt: skip
-_NESTED: Final = {"NonMaximumSuppressionParameter": "nms_param", "SaveOutputParameter": "save_output_param"}
+_NESTED: Final = {
+    "NonMaximumSuppressionParameter": "nms_param",
+    "SaveOutputParameter": "save_output_param",
+}
 for _name, _field in _NESTED.items():
     LAYERS[_name] = [
         Probe(one.layer.replace("%s", f"num_classes: 3 {_field} {{ %s }}"), "nms_threshold: 0.9" * (_field[0] == "n"), one.bottoms)
@@ -164,7 +186,9 @@ for _name, _field in _NESTED.items():
 
 # Values where those that the type suggests do not do.
 VALUES: Final[dict[str, Sequence[str]]] = {
-    "FillerParameter.type": [f'type: "{one}"' for one in ("gaussian", "msra", "positive_unitball", "bilinear")],
+    "FillerParameter.type": [
+        f'type: "{one}"' for one in ("gaussian", "msra", "positive_unitball", "bilinear")
+    ],
     "FillerParameter.sparse": ["sparse: 1"],
     "EltwiseParameter.coeff": ["coeff: 2 coeff: 1 coeff: 3"],
     "PriorBoxParameter.max_size": ["max_size: 50"],
@@ -244,7 +268,9 @@ _DATA = 'data_param { source: "colors" backend: LMDB batch_size: 2 }'
 _ENCODED = 'data_param { source: "encoded" backend: LMDB batch_size: 2 }'
 _BOXES = 'data_param { source: "data/train_lmdb" backend: LMDB batch_size: 3 }'
 _SAMPLER = "sampler { min_scale: 0.5 max_scale: 0.8 min_aspect_ratio: 0.8 max_aspect_ratio: 1.2 }"
-_TRANSFORMED = f'name: "l" type: "AnnotatedData" top: "a" top: "b" {_BOXES} transform_param {{ {_WARP} '
+_TRANSFORMED = (
+    f'name: "l" type: "AnnotatedData" top: "a" top: "b" {_BOXES} transform_param {{ {_WARP} '
+)
 _SAMPLED = f"""name: "l" type: "AnnotatedData" top: "a" top: "b" {_BOXES} transform_param {{ {_WARP} }}
     annotated_data_param {{ batch_sampler {{ max_trials: 9 max_sample: 1 """
 _CONSTRAINED = f"{_SAMPLED} {_SAMPLER} sample_constraint {{ %s }} }} }}"
@@ -310,48 +336,6 @@ VALUES |= {
 }  # fmt: skip
 
 
-def write_files(folder: Path) -> None:
-    """The files that the data layers of the probes read."""
-    import h5py
-    from PIL import Image
-
-    from tests.support.data_layers import datum, encoded_datum, pixels, write_records
-    from tests.support.detection import make_databases
-
-    make_databases(folder, train=12, test=1)
-    for seed, (name, channels) in enumerate((("colors", 3), ("grays", 1))):
-        images = pixels((9, channels, 8, 7), seed)
-        write_records(folder / name, (datum(one, at) for at, one in enumerate(images)))
-    pictures = [Image.fromarray(one) for one in pixels((9, 8, 7), 5)]
-    (folder / "other").mkdir()
-    for at, picture in enumerate(pictures):
-        picture.save(folder / f"{at}.png")
-        Image.fromarray(pixels((8, 7, 3), 40 + at)).save(folder / "other" / f"{at}.png")
-    write_records(
-        folder / "encoded",
-        (encoded_datum((folder / f"{at}.png").read_bytes(), at) for at in range(9)),
-    )
-    for name, step in (("list.txt", 1), ("list2.txt", -1)):
-        (folder / name).write_text("".join(f"{at}.png {at}\n" for at in range(9)[::step]))
-    for name in ("h5", "h52"):
-        with h5py.File(folder / f"{name}.h5", "w") as file:
-            file["t0"] = pixels((9, 3), len(name)).astype(np.float32)
-            file["t1"] = np.arange(9, dtype=np.float32)
-        (folder / f"{name}.txt").write_text(f"{folder}/{name}.h5\n")
-    blobs = {
-        "mean": np.full((1, 1, 8, 7), 3.0),
-        "infogain": np.eye(4)[None, None] * 2,
-        "infogain 2": np.ones((1, 1, 4, 4)),
-    }
-    for name, values in blobs.items():
-        blob = caffe_pb2.BlobProto(data=values.ravel(), num=1, channels=values.shape[1])
-        blob.height, blob.width = values.shape[2:]
-        if name == "mean":
-            blob.channels = 3
-            blob.data.extend(values.ravel().tolist() * 2)
-        (folder / name).write_bytes(blob.SerializeToString())
-
-
 def candidates(message: str, field: FieldDescriptor) -> list[str]:
     """Texts with other values of the field."""
     name = f"{message}.{field.name}"
@@ -409,7 +393,9 @@ def judged(found: Any) -> str:
     return REFUSED if refused else NONE
 
 
-def with_field(message: str, base: str, field: FieldDescriptor, texts: Sequence[str]) -> Iterator[str]:
+def with_field(
+    message: str, base: str, field: FieldDescriptor, texts: Sequence[str]
+) -> Iterator[str]:
     """The base with each of these in place of the field."""
     for text in texts:
         kind = getattr(caffe_pb2, message)
@@ -425,7 +411,9 @@ def outcome(probe: Probe, text: str) -> Outcome:
     """Tops, gradients and first values of a layer with this text, in both phases."""
     param = text_format.Parse(probe.layer % text, caffe_pb2.LayerParameter())
     found: list[Any] = []
-    for phase in ("TRAIN", "TEST") if probe.bottoms or "_data_param" not in probe.layer else ("TRAIN",):
+    for phase in (
+        ("TRAIN", "TEST") if probe.bottoms or "_data_param" not in probe.layer else ("TRAIN",)
+    ):
         try:
             found += _computed(param, probe.bottoms, phase)
         except (EngineError, SolverError):
@@ -443,7 +431,11 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
     from speedo.engines.pytorch.refused import type_here
 
     if param.type in SOURCES:
-        return _read(SOURCES[param.type](param, Place(phase, seed=3, folder=Path.cwd()), **_QUIET.get(param.type, {})))
+        return _read(
+            SOURCES[param.type](
+                param, Place(phase, seed=3, folder=Path.cwd()), **_QUIET.get(param.type, {})
+            )
+        )
     kind = KINDS.get(type_here(param))
     if kind is None:
         raise EngineError(f"{param.type} is refused as a whole")
@@ -455,7 +447,9 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
         free = all(isinstance(size, int) for size in one) and at not in made.constant
         bottom.requires_grad_(free and at - len(bottoms) not in made.constant)
     torch.manual_seed(5)
-    first = [fill(spec.filler, spec.shape) if spec.filler is not None else None for spec in made.blobs]
+    first = [
+        fill(spec.filler, spec.shape) if spec.filler is not None else None for spec in made.blobs
+    ]
     blobs = [
         torch.from_numpy(rng.normal(0.6, 0.4, spec.shape).astype(np.float32)).requires_grad_(not spec.statistic)
         for spec in made.blobs
@@ -470,7 +464,11 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
     return [None if one is None else (tuple(one.shape), _rounded(one)) for one in values]
 
 
-_QUIET: Final = {"Data": {"ahead": False}, "AnnotatedData": {"ahead": False, "decoders": 1}, "ImageData": {"ahead": False}}
+_QUIET: Final = {
+    "Data": {"ahead": False},
+    "AnnotatedData": {"ahead": False, "decoders": 1},
+    "ImageData": {"ahead": False},
+}
 
 
 def _read(source: Any) -> list[Any]:
@@ -506,4 +504,3 @@ def _values(one: Any, rng: np.random.Generator) -> Any:
     if len(one) == 2 and isinstance(one[1], tuple):
         return rng.integers(0, one[0], one[1]).astype(np.float32)
     return rng.normal(size=one).astype(np.float32)
-

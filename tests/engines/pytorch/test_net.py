@@ -254,7 +254,9 @@ def test_of_layers_of_one_name_the_first_is_given_the_files_weights_as_in_caffe(
     copy_model(weights, ours)
     theirs = [[blob.data.flat[0] for blob in layer.blobs] for layer in loaded.layers]
     assert theirs == [[], [2.0, 2.0], [0.0, 0.0]]
-    assert [[float(blob.flatten()[0]) for blob in own] for _, own in ours.blobs_of_layers()] == theirs
+    assert [
+        [float(blob.flatten()[0]) for blob in own] for _, own in ours.blobs_of_layers()
+    ] == theirs
     for load in (
         lambda: load_to_score(weights, loaded),
         lambda: load_checked(weights, ours, float(UNTOUCHED), check_scored),

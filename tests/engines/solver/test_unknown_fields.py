@@ -77,9 +77,7 @@ def test_a_field_that_is_known_to_change_the_net_is_never_left_out(
 ) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(f'layer {{ name: "a"\n{field} }}')
-    with pytest.raises(
-        SolverError, match="line 2: .* it changes what the net computes$"
-    ) as caught:
+    with pytest.raises(SolverError, match="line 2: .* it changes what the net computes$") as caught:
         read_text(path, NetParameter(), [])
     assert "did you mean" not in str(caught.value)
 

@@ -172,7 +172,8 @@ class Convolution(_Filters):
             bottom = functional.pad(bottom, [*self._beyond])
         stride = self._stride
         if self._only_skips and host_waits(bottom.device):
-            bottom = bottom[(..., *(slice(None, None, step) for step in stride))]
+            kept: Any = (..., *(slice(None, None, step) for step in stride))
+            bottom = bottom[kept]
             stride = (1,) * axes
         top: Tensor = _CONVOLUTIONS[axes - 1](
             bottom, weight, bias, stride, self._pad, self._dilation, self._group
