@@ -79,7 +79,8 @@ def load_checked(weights: Path, net: Net, untouched: float, check: Check) -> Non
 def copy_model(path: Path, net: Net) -> None:
     """Copy the parameters of a `.caffemodel` or `.caffemodel.h5` into those layers of the net that have their names.
 
-    Of several layers of one name the first has them, as in Caffe (net.cpp, CopyTrainedLayersFrom). Raises `EngineError`, and changes nothing, where a shape differs.
+    Of several layers of one name the first has them, as in Caffe (net.cpp, CopyTrainedLayersFrom). Raises
+    `EngineError`, and changes nothing, where a shape differs.
     """
     blobs: dict[tuple[str, int], Tensor] = {}
     shared: set[tuple[str, int]] = set()

@@ -58,7 +58,8 @@ _FIELDS: Final = {
         "rand_resize", "rand_rotate", "gaussian_blur", "rand_aspect_ratio", "label_scalefactor", "label_offset",
         "rotate90n")), _PSPNET),
     **dict.fromkeys((f"ImageDataParameter.{name}" for name in (
-        "is_rsdata", "rs_channels", "is_modis_bin", "modis_channles", "modis_channel_list", "modis_class_num")), _PSPNET),
+        "is_rsdata", "rs_channels", "is_modis_bin", "modis_channles", "modis_channel_list", "modis_class_num",
+    )), _PSPNET),
     "LayerParameter.shuffle_param": "ShuffleNet's Caffe", "ReLUParameter.slope_type": _DARKNET,
     "BatchNormParameter.scale_bias": _NVIDIA, "LayerParameter.detectnet_groundtruth_param": _NVIDIA,
     "LayerParameter.detectnet_augmentation_param": _NVIDIA, "NetParameter.bn_stats_batch_size": _INTEL,

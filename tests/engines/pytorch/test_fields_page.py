@@ -281,7 +281,7 @@ def _of_message(fields: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     import torch
 
     from speedo.engines import schema
@@ -302,7 +302,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dic
                 }
     schema.use_own_schema(False)
     torch.set_num_threads(threads)
-    yield found
+    return found
 
 
 def _late(message: str) -> tuple[bool, str]:

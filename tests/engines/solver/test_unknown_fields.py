@@ -77,7 +77,9 @@ def test_a_field_that_is_known_to_change_the_net_is_never_left_out(
 ) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text(f'layer {{ name: "a"\n{field} }}')
-    with pytest.raises(SolverError, match="line 2: .* it changes what the net computes$") as caught:
+    with pytest.raises(
+        SolverError, match=r"line 2: .* it changes what the net computes$"
+    ) as caught:
         read_text(path, NetParameter(), [])
     assert "did you mean" not in str(caught.value)
 
@@ -86,7 +88,7 @@ def test_a_net_in_a_solvers_place_is_called_one(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text('debug_info: true input: "data" input_dim: 1 layer { odd_param { x: 1 } }')
     with pytest.raises(
-        SolverError, match="is the prototxt of a net: give the solver.prototxt that"
+        SolverError, match=r"is the prototxt of a net: give the solver\.prototxt that"
     ):
         read_solver(path)
     path.write_text('debug_info: true net_param { name: "a" layer { name: "b" } } odd: 1')
