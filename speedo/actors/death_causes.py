@@ -16,14 +16,23 @@ _TAIL_BYTES: Final = 20_000
 _WORD_BYTES: Final = 4096
 
 
-def cause_in(log: Path, begin: int = 0) -> str | None:
-    """Caffe's FATAL line, or the signal that was caught, in what the log holds from byte `begin` on."""
+def cause_in(log: Path, begin: int = 0, layer: str = "") -> str | None:
+    """Caffe's FATAL line, or the signal that was caught, in what the log holds from byte `begin` on.
+
+    `layer` is what the process noted of the layer that computed (`speedo.engines.layer_notes`).
+    """
     text = last_bytes(log, _TAIL_BYTES, begin).decode("utf-8", "replace")
     fatal = fatal_line(text)
     if fatal is not None:
         return fatal
     fault = caught_fault(text)
-    return None if fault is None else f"native code failed: {fault}; see {log}"
+    where = f" in {layer}" if layer else ""
+    return None if fault is None else f"native code failed{where}: {fault}; see {log}"
+
+
+def died_natively(log: Path) -> bool:
+    """Whether the last process that wrote this log was ended by a fault in native code."""
+    return caught_fault(last_bytes(log, _TAIL_BYTES).decode("utf-8", "replace")) is not None
 
 
 def size_of(log: Path) -> int:

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from speedo.actors.death_causes import died_natively
 from speedo.engines.base import Engine, ModelEngine
+from speedo.engines.layer_notes import FILE, note_layers
 from speedo.engines.make import (
     EngineChoice,
     let_others_run,
@@ -98,6 +100,7 @@ class WorkerActor:
         """
         from speedo.run.open_store import overlaps
 
+        again = died_natively(log)
         capture_stderr(log)
         failpoints.i_am_worker(place.worker)
         faulthandler.enable()  # a segmentation fault leaves its name in the log
@@ -108,6 +111,8 @@ class WorkerActor:
         self._share = share
         self._scratch = scratch
         self._scratch.mkdir(exist_ok=True)
+        if again:  # its next death is to name the layer
+            note_layers(self._scratch / FILE)
         if overlaps(settings):
             self._pipeline = TurnPipeline()
         return self._by_engine(self._start, place)

@@ -19,6 +19,7 @@ from speedo.actors.ray_cluster import death_cause
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
+from speedo.engines import layer_notes
 from speedo.engines.native_failures import STACK_SIGNAL
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.channel import first_line
@@ -129,7 +130,8 @@ class WorkerProcess:
 
     def cause(self) -> str:
         """Why the process died."""
-        return cause_in(self.log, self._log_begin) or silent_death(self._kills, self.log)
+        layer = layer_notes.noted(self._scratch / layer_notes.FILE)
+        return cause_in(self.log, self._log_begin, layer) or silent_death(self._kills, self.log)
 
     def describe_end(self, reason: str) -> None:
         """Write into its log why it is ended by force, and what it does now: a process that hangs cannot."""

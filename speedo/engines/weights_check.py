@@ -5,7 +5,7 @@ Caffe itself never opens a file of weights: it would read what a stranger's file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,20 @@ from speedo.errors import EngineError, SolverError
 
 @dataclass(frozen=True, slots=True)
 class NetBlob:
-    """A blob of a built net; `place` is where its memory begins, which is one for shared blobs."""
+    """A blob of a built net; `place` is where its memory begins, which is one for shared blobs.
 
+    A file fills those of the `first` layer of a name alone (net.cpp, CopyTrainedLayersFrom).
+    """
+
+    layer: str
+    index: int
+    first: bool
     shape: tuple[int, ...]
     place: int
     write: Callable[[Values], object]
 
 
-NetBlobs = Mapping[tuple[str, int], NetBlob]  # by layer and index, in the net's order
+NetBlobs = Sequence[NetBlob]  # in the net's order
 
 
 def check_weights(path: Path, layers: Iterable[str]) -> None:
@@ -81,8 +87,8 @@ def copy_weights(path: Path, blobs: NetBlobs, layers: Iterable[str]) -> None:
 
     `layers` are the names of all layers. Raises `EngineError`, and changes nothing, where a shape differs.
     """
-    for key, values in _found(path, blobs, layers).items():
-        blobs[key].write(values.read())
+    for blob, values in _found(path, blobs, layers):
+        blob.write(values.read())
 
 
 def load_to_score(weights: Path, blobs: NetBlobs, layers: Iterable[str]) -> None:
@@ -92,46 +98,64 @@ def load_to_score(weights: Path, blobs: NetBlobs, layers: Iterable[str]) -> None
     """
     try:
         found = _found(weights, blobs, layers)
-        filled = {blobs[key].place for key in found}
-        for (name, index), blob in blobs.items():
+        filled = {blob.place for blob, _ in found}
+        for blob in blobs:
             if blob.place not in filled and 0 not in blob.shape:
+                rename = "" if blob.first else "; rename the layers of one name: Caffe fills the first alone"
                 raise SolverError(
-                    f"weights {weights} has no values for blob {index} of layer {name!r}: give those of this net"
+                    f"weights {weights} has no values for blob {blob.index} of layer {blob.layer!r}: give those of this "
+                    f"net{rename}"
                 )
-        for (name, index), one in found.items():
+        for blob, one in found:
             values = one.read()
             wrong = values.size - int(np.isfinite(values).sum())
             if wrong:
                 raise SolverError(
-                    f"weights {weights} cannot be scored: {wrong:,} of {values.size:,} values of blob {index} of layer "
-                    f"{name!r} are NaN or infinite; give those of an earlier snapshot"
+                    f"weights {weights} cannot be scored: {wrong:,} of {values.size:,} values of blob {blob.index} of "
+                    f"layer {blob.layer!r} are NaN or infinite; give those of an earlier snapshot"
                 )
-            blobs[name, index].write(values)
+            blob.write(values)
     except EngineError as error:
         raise SolverError(f"weights {error}") from error
 
 
 def caffe_blobs(net: Any) -> tuple[NetBlobs, list[str]]:
     """The blobs of Caffe's net, and the names of its layers."""
-    blobs = {
-        (str(name), index): NetBlob(
-            tuple(blob.data.shape), blob.data.ctypes.data, partial(_write, blob)
-        )
-        for name, own in net.params.items()
-        for index, blob in enumerate(own)
-    }
-    return blobs, list(map(str, net._layer_names))
+    names = list(map(str, net._layer_names))
+    layers = zip(names, ([blob.data for blob in layer.blobs] for layer in net.layers), strict=True)
+    return blobs_of(layers, lambda values: values.ctypes.data, _write), names
 
 
-def _write(blob: Any, values: Values) -> None:
-    blob.data[...] = values
+def _write(into: Any, values: Values) -> None:
+    into[...] = values
 
 
-def _found(path: Path, blobs: NetBlobs, layers: Iterable[str]) -> dict[tuple[str, int], Stored]:
+def blobs_of(
+    layers: Iterable[tuple[str, list[Any]]],
+    place: Callable[[Any], int],
+    write: Callable[[Any, Values], object],
+) -> NetBlobs:
+    """The blobs of these layers; `place` and `write` are what an engine does with one of its arrays."""
+    seen = set[str]()
+    blobs = []
+    for name, arrays in layers:
+        first = name not in seen
+        seen.add(name)
+        blobs += [
+            NetBlob(name, index, first, tuple(one.shape), place(one), partial(write, one))
+            for index, one in enumerate(arrays)
+        ]
+    return blobs
+
+
+def _found(path: Path, blobs: NetBlobs, layers: Iterable[str]) -> list[tuple[NetBlob, Stored]]:
+    """What the file holds for the blobs of this net, in the order of the last copies."""
+    filled = {(blob.layer, blob.index): blob for blob in blobs if blob.first}
     shared, seen = set(), set[int]()
-    for key, blob in blobs.items():
+    for key, blob in filled.items():
         if blob.place in seen:
             shared.add(key)
         seen.add(blob.place)
-    shapes = [(*key, blob.shape) for key, blob in blobs.items()]
-    return matched(read_model(path), shapes, layers=layers, shared=shared)
+    shapes = [(*key, blob.shape) for key, blob in filled.items()]
+    found = matched(read_model(path), shapes, layers=layers, shared=shared)
+    return [(filled[key], values) for key, values in found.items()]

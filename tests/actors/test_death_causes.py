@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from speedo.actors import death_causes as deaths
-from speedo.actors.death_causes import SILENT, cause_in, memory_kills, silent_death
+from speedo.actors.death_causes import (
+    SILENT,
+    cause_in,
+    died_natively,
+    memory_kills,
+    silent_death,
+)
+from speedo.engines.layer_notes import FILE, noted
 from tests.support.disks import fill, small_disk
 
 PREPARED = """
@@ -26,6 +33,34 @@ os.ftruncate(file, 1 << 20)
 memory = mmap.mmap(file, 1 << 20)
 for place in range(0, 1 << 20, 4096):
     memory[place] = 1
+"""
+FAULTY = """
+import ctypes
+import torch
+from google.protobuf import text_format
+from speedo.actors.death_causes import died_natively
+from speedo.engines.caffe_schema import caffe_pb2
+from speedo.engines.layer_notes import note_layers
+from speedo.engines.pytorch.layers import LAYERS
+from speedo.engines.pytorch.leaving import backward_of
+from speedo.engines.pytorch.net import Net
+
+class Fault(torch.autograd.Function):
+    forward = staticmethod(lambda context, x: ctypes.string_at(8) if sys.argv[3] == "forward" else x + 1)
+    backward = staticmethod(lambda context, gradient: ctypes.string_at(8))
+
+LAYERS["Power"].forward = lambda self, bottoms, blobs: [Fault.apply(bottoms[0])]
+if died_natively(Path(sys.argv[1])):
+    note_layers(Path(sys.argv[2]))
+net = Net(text_format.Parse('''
+  layer { name: "data" type: "DummyData" top: "data" dummy_data_param { shape { dim: 2 dim: 3 } } }
+  layer { name: "first" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 2 } }
+  layer { name: "faulty" type: "Power" bottom: "ip" top: "ip" }
+  layer { name: "same" type: "Split" bottom: "ip" top: "a" top: "b" }
+  layer { name: "last" type: "Reduction" bottom: "a" top: "loss" loss_weight: 1 }
+''', caffe_pb2.NetParameter()), "TRAIN")
+loss, _ = net.forward()
+backward_of(loss)
 """
 REFUSED = """
 print("ready", flush=True)
@@ -54,6 +89,22 @@ def test_a_mapped_file_on_a_full_disk_is_told_by_its_signal(tmp_path: Path) -> N
     assert cause is not None
     assert cause.startswith("native code failed: SIGBUS (a bus error; possible causes: a full disk")
     assert "memory ran out" not in cause
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_process_that_dies_natively_once_more_names_the_layer(
+    tmp_path: Path, direction: str
+) -> None:
+    """As a worker that is restarted: the first death is in the log, so the second process notes its layers."""
+    log, note = tmp_path / "log", tmp_path / FILE
+    assert not died_natively(log)
+    for _ in range(2):
+        assert died(log, FAULTY, note, direction) == -11
+        assert died_natively(log)
+    assert (cause_in(log, 0, noted(note)) or "").startswith(
+        f"native code failed in the {direction} pass of layer 'faulty' (Power): SIGSEGV ("
+    )
 
 
 def test_last_words_have_room_on_a_disk_that_became_full(tmp_path: Path) -> None:

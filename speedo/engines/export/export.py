@@ -129,6 +129,8 @@ def export(
         lines.append(f"{wanted.deploy}: {ends}")
     _write(files)
     yield from (f"left out: {one}" for one in source.spec.left_out)
+    if source.spec.left_out:
+        yield f"{choice.name} computed the net without what was left out, too: the comparisons below do not show it"
     yield from deploy.notes
     if built.batch:
         yield f"the batch is {built.batch} and not free: {built.why}"

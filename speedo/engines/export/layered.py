@@ -19,6 +19,7 @@ from speedo.engines.export.steps import (
     Step,
     identifiers,
     owners_of,
+    with_own_names,
 )
 from speedo.engines.export.torch_code import Code
 from speedo.engines.export.transform import Transform
@@ -154,6 +155,7 @@ def layered(
     Raises `SolverError` with each layer that no exporter knows.
     """
     known = exporters()
+    net = with_own_names(net)
     transforms = transforms or {}
     before = [f"transform of {name}" for name in transforms]
     names = identifiers([*(str(layer.name) for layer in net.layer), *before])

@@ -17,9 +17,9 @@ from speedo.engines.make import EngineChoice
 from speedo.engines.solver.data_layers import data_layers
 from speedo.engines.solver.net_checks import problems_of_deploy
 from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
-from speedo.engines.solver.reading import read_solver
+from speedo.engines.solver.reading import is_net, read_solver
 from speedo.engines.solver.rewrite import solver_for_scoring
-from speedo.engines.solver.scored_nets import is_net, read_net
+from speedo.engines.solver.scored_nets import read_net
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec
 from speedo.errors import EngineError, SolverError
 
@@ -100,7 +100,7 @@ def read_source(
     if os.path.isdir(path) or not os.path.exists(path):
         what = "is a folder" if os.path.isdir(path) else "there is no such file"
         raise SolverError(f"{path}: {what}: give the prototxt of a net or of a solver")
-    if is_net(path, ignore_unknown):
+    if is_net(path):
         spec = read_net(path, data_root, 1, ignore_unknown)
         net = _test_net(spec)
         if not is_whole(net):

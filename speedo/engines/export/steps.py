@@ -74,6 +74,28 @@ def identifiers(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, st
     return found
 
 
+def with_own_names(net: Any) -> Any:
+    """The net, or a copy in which each layer has a name of its own; the first of a name keeps it.
+
+    Caffe takes layers of one name, or without one; it loads weights into the first of a name alone.
+    """
+    names = [str(layer.name) for layer in net.layer]
+    if len(set(names)) == len(names):
+        return net
+    copy = type(net)()
+    copy.CopyFrom(net)
+    taken, seen = set(names), set[str]()
+    for layer in copy.layer:
+        if layer.name in seen:
+            base, count = layer.name or str(layer.type), 2
+            while f"{base}_{count}" in taken:
+                count += 1
+            layer.name = f"{base}_{count}"
+            taken.add(layer.name)
+        seen.add(layer.name)
+    return copy
+
+
 def dims_of(one: Mapping[str, Shape], other: Mapping[str, Shape]) -> dict[str, Dims]:
     """The shapes of one net with two batches: what differs is None."""
     return {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from speedo.engines.base import Done
+from speedo.engines.layer_notes import note
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.layers.inner_product import InnerProduct
 from speedo.engines.pytorch.net import Net
@@ -43,8 +44,10 @@ def products(net: Net, batches: int) -> tuple[Product, ...]:
 
 def backward_of(loss: Tensor) -> None:
     """The backward pass, where the loss depends on a parameter."""
+    note("")
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
+        note("")
 
 
 class LeavingGradient:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from speedo.engines.evaluation import uses_statistics
+from speedo.engines.layer_notes import note_backward, note_forward, noting
 from speedo.engines.pytorch.data import SOURCES
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.flat import FlatParameters
@@ -176,6 +177,7 @@ class Net:
         """
         values: list[Tensor | None] = [None] * len(self._shapes)
         total: Tensor | None = None
+        noted = noting()
         for wired in self._wired:
             bottoms: list[Any] = [values[number] for number in wired.bottoms]
             for at in wired.detached:
@@ -186,6 +188,8 @@ class Net:
                     blob.view(wired.views.get(index, blob.shape))
                     for index, blob in enumerate(blobs)
                 ]
+            if noted:
+                note_forward(wired.layer.param)
             try:
                 if given is not None and isinstance(wired.layer, SourceLayer):
                     tops = [given[number] for number in wired.tops]
@@ -193,6 +197,8 @@ class Net:
                     tops = wired.layer.forward(bottoms, blobs)
             except RuntimeError as error:
                 raise _failed(wired.layer, error) from error
+            if noted:
+                note_backward(wired.layer.param, bottoms, tops)
             if not wired.bottoms:
                 tops = [self._place(top) for top in tops]
             for number, top in zip(wired.tops, tops, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from speedo.engines.evaluation import Part, Share
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
-from speedo.engines.weights_check import NetBlob, NetBlobs, load_to_score
+from speedo.engines.weights_check import NetBlobs, blobs_of, load_to_score
 from speedo.exchange.vector import Vector
 
 
@@ -56,12 +55,7 @@ class Scorer:
 def net_blobs(net: Net) -> tuple[NetBlobs, list[str]]:
     """The blobs of a net, and the names of its layers."""
     layers = list(net.blobs_of_layers())
-    blobs = {
-        (name, index): NetBlob(tuple(blob.shape), blob.data_ptr(), partial(_write, blob))
-        for name, own in layers
-        for index, blob in enumerate(own)
-    }
-    return blobs, [name for name, _ in layers]
+    return blobs_of(layers, Tensor.data_ptr, _write), [name for name, _ in layers]
 
 
 def _write(blob: Tensor, values: Vector) -> None:

@@ -8,6 +8,7 @@ that only Python has (`+3`, `3_0`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ _TOKEN: Final = re.compile(
       | (?P<other>[!#-&(-~])""",
     re.VERBOSE | re.DOTALL,
 )
+_NAMES: Final = re.compile(r"\s*[:{<]")  # what follows the name of a field
+_SCALAR: Final = re.compile(r"\w+\s*:\s*([A-Za-z0-9_.+-]+)")
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _ESCAPED: Final = "abfnrtv\\?'\"01234567xX"
 _NOT_UTF8: Final = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes a byte
@@ -56,9 +59,28 @@ def caffes_text(path: Path) -> str:
     return "".join([*made, sign])
 
 
-def without_field(text: str, line: int, column: int) -> str:
-    """The text of `caffes_text` without the field whose name stands there, both counted from 1: with blanks instead."""
-    start = sum(len(one) + 1 for one in text.split("\n")[: line - 1]) + column - 1
+def top_fields(text: str) -> Iterator[str]:
+    """The names of the fields of `caffes_text` that are in no other."""
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        found = token[0]
+        if depth == 0 and token.lastgroup == "word" and _NAMES.match(text, token.end()):
+            yield found
+        depth += (found in ("{", "<", "[")) - (found in ("}", ">", "]"))
+
+
+def value_of_field(text: str, line: int, column: int) -> str:
+    """The value of the field whose name stands there in the text of `caffes_text`; empty if it is no single word."""
+    found = _SCALAR.match(text, _place(text, line, column))
+    return found[1] if found else ""
+
+
+def with_field(text: str, line: int, column: int, instead: str) -> str:
+    """The text of `caffes_text` with another field in place of the one whose name stands there; "" takes it out.
+
+    `line` and `column` are counted from 1. No line becomes another.
+    """
+    start = _place(text, line, column)
     depth, at, named = 0, start, False
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -79,7 +101,12 @@ def without_field(text: str, line: int, column: int) -> str:
         named = True
     if separator := re.match(r"\s*[,;]", text[at:]):
         at += separator.end()
-    return text[:start] + "".join(c if c == "\n" else " " for c in text[start:at]) + text[at:]
+    blanks = "".join(c if c == "\n" else " " for c in text[start:at])
+    return f"{text[:start]}{instead}{blanks}{text[at:]}"
+
+
+def _place(text: str, line: int, column: int) -> int:
+    return sum(len(one) + 1 for one in text.split("\n")[: line - 1]) + column - 1
 
 
 def _encoding(raw: bytes) -> str:

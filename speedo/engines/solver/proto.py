@@ -12,8 +12,8 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from speedo.engines.schema import caffe_schema
-from speedo.engines.solver.dialect import caffes_text, without_field
-from speedo.engines.solver.forks import about_field
+from speedo.engines.solver.dialect import caffes_text, value_of_field, with_field
+from speedo.engines.solver.forks import about_field, changes_the_net, in_bvlcs_words
 from speedo.errors import SolverError
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
@@ -22,6 +22,8 @@ _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
 _NUMBER: Final = re.compile(
     r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
 )
+_TYPO: Final = 0.76  # of difflib, from 0 to 1; below it words have little in common
+_TAKE_OUT: Final = ": take it out (--ignore-unknown leaves such fields out)"
 _INTEGERS: Final = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
@@ -37,16 +39,22 @@ def caffe_proto() -> Any:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known word, or nothing."""
-    names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), list(names), n=1, cutoff=0.6)
+    names = {_own_part(name): name for name in known}
+    close = difflib.get_close_matches(_own_part(word), list(names), n=1, cutoff=_TYPO)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def _own_part(word: str) -> str:
+    """What tells a name from others: half of `warp_ctc_param` is in every layer's parameter."""
+    return re.sub(r"_par\w*$", "", word.lower())
 
 
 def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> None:
     """Parse the file into `message`; raises `SolverError` with file, line and a suggestion.
 
-    With a list `left_out` fields that `message` does not have are no error: each is left out, and a sentence about
-    it is added to the list.
+    A field that BVLC's Caffe has under another name is read as that. With a list `left_out` other fields that `message`
+    does not have are no error, unless they are known to change what a net computes: each is left out, and a sentence
+    about it is added to the list.
     """
     try:
         text = caffes_text(path)
@@ -60,15 +68,22 @@ def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> No
             return
         except text_format.ParseError as error:
             explained = f"{path}{_explain(str(error), message)}"
-            if (
-                left_out is None
-                or not (place := _PLACE.match(str(error)))
-                or not _FIELD.search(str(error))
-            ):
+            place, unknown = _PLACE.match(str(error)), _FIELD.search(str(error))
+            if place is None or unknown is None:
                 raise SolverError(explained) from error
+            line, column = int(place[1]), int(place[2])
+            named = unknown[1].rpartition(".")[2], unknown[2]
+            said = in_bvlcs_words(*named, value_of_field(text, line, column))
+            if not said:
+                if left_out is None:
+                    raise SolverError(explained) from error
+                if changes_the_net(*named):
+                    raise SolverError(
+                        f"{explained}; --ignore-unknown does not leave it out, because it changes what the net computes"
+                    ) from error
+                left_out.append(explained)
             message.Clear()
-            text = without_field(text, int(place[1]), int(place[2]))
-            left_out.append(explained)
+            text = with_field(text, line, column, said)
 
 
 def set_field(message: Any, field: str, value: Any) -> None:
@@ -102,7 +117,7 @@ def _explain(error: str, message: Any) -> str:
         known = pool.FindMessageTypeByName(field[1]).fields_by_name
         owner = field[1].rpartition(".")[2]
         other = about_field(owner, field[2])
-        hint = f": {other}" if other else did_you_mean(field[2], known)
+        hint = f": {other}" if other else did_you_mean(field[2], known) or _TAKE_OUT
         return f"{where}{owner} has no field {field[2]!r}{hint}"
     if (value := _ENUM.search(what)) is not None:
         known = pool.FindEnumTypeByName(value[1]).values_by_name

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
+from speedo.engines.solver.dialect import caffes_text, top_fields
 from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver.net_checks import net_problems
 from speedo.engines.solver.paths import SearchPath
@@ -22,6 +25,9 @@ _NET_FIELDS = (
     "net", "net_param", "train_net", "train_net_param", "test_net", "test_net_param",
     "train_state", "test_state",
 )  # fmt: skip
+
+_OF_SOLVERS: Final = {*caffe_pb2.SolverParameter.DESCRIPTOR.fields_by_name} - {"debug_info"}
+_OF_NETS: Final = {*caffe_pb2.NetParameter.DESCRIPTOR.fields_by_name} - {"debug_info"}
 
 
 def read_solver(
@@ -42,6 +48,10 @@ def read_solver(
     if not os.path.exists(path):
         raise SolverError(
             f"{path}: there is no such solver file: give the path of a solver.prototxt"
+        )
+    if is_net(path):
+        raise SolverError(
+            f"{path}: is the prototxt of a net: give the solver.prototxt that names it as its net"
         )
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
     parameter = caffe_proto().SolverParameter()
@@ -66,6 +76,17 @@ def read_solver(
     warmed = replace(spec.lr_policy, warm_up=overrides.warm_up)
     told = tuple(dict.fromkeys(left_out or ()))
     return replace(spec, lr_policy=warmed, engine=overrides.engine, left_out=told)
+
+
+def is_net(path: Path) -> bool:
+    """Whether the file holds a net and no solver, by its first fields; one that cannot be read holds none."""
+    with suppress(OSError, SolverError):
+        for name in top_fields(caffes_text(path)):
+            if name in _OF_NETS:
+                return True
+            if name in _OF_SOLVERS:
+                return False
+    return False
 
 
 class _NetReader:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf import text_format
-
 from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
-from speedo.engines.solver.dialect import caffes_text
 from speedo.engines.solver.net_checks import problems_of_tests
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.proto import caffe_proto, parse_text, read_text, to_text
-from speedo.engines.solver.reading import read_solver, spec_of
+from speedo.engines.solver.reading import is_net, read_solver, spec_of
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec
 from speedo.engines.solver.state import filter_net
 from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 from speedo.system.bounds import EngineName
 
-_LAYER: Final = re.compile(r"^\s*layers?\s*:?\s*\{", re.MULTILINE)
 USUAL_ITERATIONS: Final = 50  # of a net, which names none: those of `caffe test`
 
 
@@ -41,7 +36,7 @@ def read_tests(
     `SolverOverrides`. Raises `SolverError`.
     """
     path = path.absolute()
-    if is_net(path, ignore_unknown):
+    if is_net(path):
         spec = read_net(path, data_root, iterations or USUAL_ITERATIONS, ignore_unknown)
     else:
         overrides = SolverOverrides(cpu=cpu, engine=engine, ignore_unknown=ignore_unknown)
@@ -75,7 +70,7 @@ def read_training(tests: SolverSpec) -> SolverSpec:
     Raises `SolverError`.
     """
     path, unknown = tests.path, bool(tests.left_out)
-    if is_net(path, unknown):
+    if is_net(path):
         spec = read_net(path, tests.data_root, 1, unknown, phase="TRAIN")
     else:
         overrides = SolverOverrides(cpu=True, engine=tests.engine, ignore_unknown=unknown)
@@ -104,19 +99,6 @@ def check_tests(spec: SolverSpec) -> None:
     problems = problems_of_tests(parameter, spec.search, spec.net_files[1:], spec.engine)
     if problems:
         raise SolverError(problems)
-
-
-def is_net(path: Path, ignore_unknown: bool = False) -> bool:
-    """Whether the file holds a net and no solver; what cannot be read is left to who reads a solver."""
-    net = caffe_proto().NetParameter()
-    try:
-        text = caffes_text(path)
-        text_format.Parse(text, net, allow_unknown_field=ignore_unknown)
-    except (OSError, SolverError):
-        return False
-    except text_format.ParseError:
-        return _LAYER.search(text) is not None
-    return bool(net.layer or net.layers)
 
 
 def read_net(

@@ -132,6 +132,7 @@ def _upgrade_first(old: Any, new: Any, origin: str) -> None:
     new.name, new.type = first.name, kind
     new.bottom.extend(old.bottom)
     new.top.extend(old.top)
+    new.blobs.extend(first.blobs)
     for field, value in first.ListFields():
         if field.name in _FIRST_COMMON:
             continue

@@ -149,6 +149,24 @@ def test_twins_share_their_parameters_in_each_form(tmp_path: Path) -> None:
     assert isinstance(net.feat2.bias, torch.nn.Parameter)
 
 
+@pytest.mark.parametrize("names", [("cut",) * 4, ("",) * 4, ("cut", "cut_2", "cut", "cut")])
+def test_layers_of_one_name_or_of_none_are_exported(names: tuple[str, ...], tmp_path: Path) -> None:
+    """As in HED's deploy net, whose five Crop layers are all called `crop`."""
+    net = parsed(
+        """
+        layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 2 dim: 7 dim: 7 } } }
+        layer { type: "LRN" bottom: "data" top: "a" lrn_param { norm_region: WITHIN_CHANNEL local_size: 3 } }
+        layer { type: "Power" bottom: "a" top: "b" power_param { scale: 2 shift: 1 } }
+        layer { type: "BNLL" bottom: "b" top: "b" }
+        layer { type: "Softmax" bottom: "b" top: "c" }
+        """
+    )
+    for layer, name in zip(net.layer[1:], names, strict=True):
+        if name:
+            layer.name = name
+    assert_exact(str(names), on_pycaffe(net, tmp_path))
+
+
 def test_in_place_layers_give_their_last_value_the_blobs_name(tmp_path: Path) -> None:
     import onnx
 

@@ -88,6 +88,22 @@ def test_skipped_batches_leave_the_next_one_as_it_was(folder: Path) -> None:
         ("annotated_data_param { batch_sampler { use_original_image: false } }", "use_original_image"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize(
+    "field", ["crop_h: 4", "resize_param { height: 9 }", "noise_param { }", "distort_param { }"]
+)
+def test_ssds_transforms_are_refused_in_other_data_layers(folder: Path, field: str) -> None:
+    """They would have no effect there."""
+    from speedo.engines.pytorch.data import SOURCES
+    from speedo.engines.pytorch.layer import Place
+
+    text = LAYER.format(f"transform_param {{ {field} }}").replace("AnnotatedData", "Data")
+    param = text_format.Parse(text, caffe_pb2.LayerParameter())
+    layer = SOURCES["Data"](param, Place(folder=folder))
+    with pytest.raises(EngineError, match=f"has {field.split()[0].strip(':')}, which .* alone"):
+        layer.setup([])
+    layer.close()
+
+
 def test_what_it_does_not_do_is_refused(folder: Path, options: str, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         layer_in(folder, options).setup([])

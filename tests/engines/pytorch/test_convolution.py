@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -94,6 +98,27 @@ def test_filters_over_other_axes_are_pycaffes(
 @given(data=st.data())
 def test_convolution_over_four_axes_is_pycaffes(data: st.DataObject) -> None:
     _filters(data, "Convolution", 4, (2,))
+
+
+STRIDED = """
+import numpy as np
+from tests.engines.pytorch.layer_trial import trial
+for channels, outputs, size, stride in ((8, 16, 56, 2), (15, 3, 48, 2), (7, 12, 84, 3), (3, 128, 112, 2)):
+    trial(
+        f'type: "Convolution" convolution_param {{ num_output: {outputs} kernel_size: 1 stride: {stride} }}',
+        [np.random.default_rng(channels).normal(size=(2, channels, size, size))],
+        tolerance=1e-4,  # a gradient is a sum over thousands of places
+    )
+"""
+
+
+def test_a_strided_1x1_convolution_of_few_channels_ends_no_process() -> None:
+    """In a child: PyTorch 2.13 itself writes outside of its memory there."""
+    root = Path(__file__).resolve().parents[3]
+    child = subprocess.run(
+        [sys.executable, "-c", STRIDED], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, (child.returncode, child.stderr[-2000:])
 
 
 def test_a_kernel_somewhat_larger_than_its_bottom_counts_once_as_in_pycaffe() -> None:

@@ -10,8 +10,9 @@ import pytest
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import load_caffe
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.solver.proto import caffe_proto
-from speedo.errors import EngineError
+from speedo.errors import EngineError, SolverError
 
 if TYPE_CHECKING:
     from speedo.engines.pytorch.net import Net
@@ -227,6 +228,40 @@ def test_a_seed_draws_the_same_first_values(seed: int) -> None:
 def test_what_caffe_refuses_is_refused_with_the_layer(text: str, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         torch_net(DATA + text)
+
+
+def test_of_layers_of_one_name_the_first_is_given_the_files_weights_as_in_caffe(
+    tmp_path: Path,
+) -> None:
+    from speedo.engines.pytorch.net import Net
+    from speedo.engines.pytorch.scoring import net_blobs
+    from speedo.engines.weights_check import caffe_blobs, copy_weights, load_to_score
+
+    caffe = load_caffe()
+    file, weights = tmp_path / "net.prototxt", tmp_path / "w.caffemodel"
+    file.write_text(
+        """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 2 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "data" top: "a" inner_product_param { num_output: 2 } }
+        layer { name: "ip" type: "InnerProduct" bottom: "a" top: "b" inner_product_param { num_output: 2 } }"""
+    )
+    saved, loaded, again = (caffe.Net(str(file), caffe.TEST) for _ in range(3))
+    for number, layer in enumerate(saved.layers[1:]):
+        for blob in layer.blobs:
+            blob.data[...] = number + 1
+    saved.save(str(weights))
+    loaded.copy_from(str(weights))
+    ours = Net(text_format.Parse(file.read_text(), caffe_pb2.NetParameter()), "TEST")
+    copy_weights(weights, *net_blobs(ours))
+    copy_weights(weights, *caffe_blobs(again))
+    theirs = [[blob.data.flat[0] for blob in layer.blobs] for layer in loaded.layers]
+    assert theirs == [[], [2.0, 2.0], [0.0, 0.0]]
+    assert [
+        [float(blob.flatten()[0]) for blob in own] for _, own in ours.blobs_of_layers()
+    ] == theirs
+    assert [[blob.data.flat[0] for blob in layer.blobs] for layer in again.layers] == theirs
+    for blobs in (net_blobs(ours), caffe_blobs(again)):
+        with pytest.raises(SolverError, match="rename the layers of one name"):
+            load_to_score(weights, *blobs)
 
 
 def test_layers_of_one_name_with_other_shapes_are_refused() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.caffe_schema.caffe_pb2 import NetParameter
-from speedo.engines.solver.proto import read_text
+from speedo.engines.solver import read_solver
+from speedo.engines.solver.proto import caffe_proto, read_text
 from speedo.errors import SolverError
 
 TEXT = """# a comment
@@ -36,6 +39,61 @@ def test_unknown_fields_are_left_out_and_named(tmp_path: Path) -> None:
     assert found == [
         ("3", "strange_param"), ("4", "odd"), ("5", "unheard"), ("6", "spread"), ("7", "angle"), ("8", "last_one"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", [caffe_pb2, None])
+def test_fields_of_bvlcs_under_another_name_are_read_as_those(tmp_path: Path, schema: Any) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(
+        """layer { type: "Pooling" pooling_param { ceil_mode: false stride: 2 } }
+        layer { type: "Pooling" pooling_param { ceil_mode : 1 } } # ceil_mode: false
+        layers { type: POOLING pooling_param { pad: 1 ceil_mode:False } }
+        layer { type: "Convolution" convolution_param { hole: 2 pad: 2 } }"""
+    )
+    kind = (schema or caffe_proto()).NetParameter
+    net, left_out = kind(), list[str]()
+    read_text(path, net, left_out)
+    assert left_out == []
+    modes = net.layer[0].pooling_param.RoundMode
+    floor, ceil = (modes.Value(name) for name in ("FLOOR", "CEIL"))
+    pools = [net.layer[0].pooling_param, net.layer[1].pooling_param, net.layers[0].pooling_param]
+    assert [pool.round_mode for pool in pools] == [floor, ceil, floor]
+    assert [pools[0].stride, pools[2].pad] == [2, 1]
+    assert list(net.layer[2].convolution_param.dilation) == [2]
+    path.write_text('layer { type: "Pooling" pooling_param { ceil_mode: down } }')
+    with pytest.raises(SolverError, match="what round_mode says in BVLC's: use that"):
+        read_text(path, kind(), [])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "dropout_param { scale_train: false }", "loss_param { class_weighting: 0.2 }", "warp_ctc_param { x: 1 }",
+        "loss_param { pre_fixed_normalizer: 8 }", "transform_param { crop_width: 9 }", "bn_param { frozen: true }",
+    ],
+)  # fmt: skip
+def test_a_field_that_is_known_to_change_the_net_is_never_left_out(
+    tmp_path: Path, field: str
+) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text(f'layer {{ name: "a"\n{field} }}')
+    with pytest.raises(
+        SolverError, match=r"line 2: .* it changes what the net computes$"
+    ) as caught:
+        read_text(path, NetParameter(), [])
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_net_in_a_solvers_place_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "net.prototxt"
+    path.write_text('debug_info: true input: "data" input_dim: 1 layer { odd_param { x: 1 } }')
+    with pytest.raises(
+        SolverError, match=r"is the prototxt of a net: give the solver\.prototxt that"
+    ):
+        read_solver(path)
+    path.write_text('debug_info: true net_param { name: "a" layer { name: "b" } } odd: 1')
+    with pytest.raises(SolverError, match="SolverParameter has no field 'odd': take it out"):
+        read_solver(path)
 
 
 def test_without_it_the_first_is_an_error_and_another_mistake_stays_one(tmp_path: Path) -> None:

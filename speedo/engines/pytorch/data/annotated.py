@@ -12,7 +12,7 @@ from speedo.engines.caffe_schema.caffe_pb2 import AnnotatedDatum
 from speedo.engines.pytorch.data.augmentation import Augmentation, Boxes
 from speedo.engines.pytorch.data.datums import Data
 from speedo.engines.pytorch.data.prefetch import Batch
-from speedo.engines.pytorch.data.transform import Pixels, Size
+from speedo.engines.pytorch.data.transform import OF_BOXES, Pixels, Size
 from speedo.engines.pytorch.layer import Shape
 
 
@@ -33,6 +33,9 @@ class AnnotatedData(Data):
         own = type(self.param)()
         own.CopyFrom(self.param)
         own.transform_param.mirror = False  # the boxes are mirrored with the image
+        for field in OF_BOXES:
+            own.transform_param.ClearField(field)
+        self._resize = transform.resize_param
         if transform.mean_file and self._augmentation.is_random:
             raise self.refuse("has a mean_file for images that it cuts or mirrors: use mean_value")
         self.param = own
@@ -42,7 +45,7 @@ class AnnotatedData(Data):
 
     def shapes_of(self, first: Size) -> list[Shape]:
         """See `Data.shapes_of`."""
-        resize = self.param.transform_param.resize_param
+        resize = self._resize
         size = (first[0], resize.height, resize.width) if resize.height else first
         return [(self.samples, *self._transform.window(size)), (1, 1, 1, ROW)]
 

@@ -2,7 +2,7 @@
 
 Liu et al. 2016, arXiv:1512.02325, section 2.2; SSD's layers/annotated_data_layer.cpp, util/sampler.cpp,
 im_transforms.cpp and data_transformer.cpp. Boxes are rows of class, number in its class, xmin, ymin, xmax, ymax,
-difficult, in parts of the image. Hue and saturation are those of Pillow.
+difficult, in parts of the image. Hue, saturation, and ways of resizing other than LINEAR are those of Pillow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image
 
 from speedo.data.pixels import Bytes, resized
 from speedo.engines.pytorch.data.transform import Pixels
-from speedo.engines.pytorch.layers.options import choice
+from speedo.engines.pytorch.layers.options import choice, choice_of
 from speedo.errors import EngineError
 
 Boxes = npt.NDArray[np.float64]
@@ -24,6 +24,10 @@ Window = npt.NDArray[np.float64]
 Chance = np.random.Generator
 
 WHOLE: Final[Window] = np.array([0.0, 0.0, 1.0, 1.0])
+_PILLOW: Final = {
+    "AREA": Image.Resampling.BOX, "NEAREST": Image.Resampling.NEAREST, "CUBIC": Image.Resampling.BICUBIC,
+    "LANCZOS4": Image.Resampling.LANCZOS,
+}  # fmt: skip
 _CORNERS: Final = slice(2, 6)
 
 
@@ -81,9 +85,7 @@ class Augmentation:
             pixels = _cut(pixels, window)
             boxes = self._within(boxes, window)
         if transform.HasField("resize_param"):
-            pixels = resized(
-                _as_bytes(pixels), transform.resize_param.height, transform.resize_param.width
-            )
+            pixels = _sized(_as_bytes(pixels), transform.resize_param, chance)
         if transform.mirror and chance.random() < 0.5:
             pixels = pixels[:, :, ::-1]
             boxes = boxes.copy()
@@ -137,6 +139,16 @@ class Augmentation:
         moved = boxes.copy()
         moved[:, _CORNERS] = np.clip((corners - np.tile(window[:2], 2)) / size, 0.0, 1.0)
         return moved[_area(moved[:, _CORNERS]) > 0]
+
+
+def _sized(pixels: Bytes, param: Any, chance: Chance) -> Pixels:
+    """In the size that is wanted, by one of the ways that are named; all but LINEAR are Pillow's."""
+    ways = [choice_of(param, "interp_mode", one) for one in param.interp_mode] or ["LINEAR"]
+    way = ways[int(chance.integers(len(ways)))] if len(ways) > 1 else ways[0]
+    if way == "LINEAR":
+        return resized(pixels, param.height, param.width)
+    size, method = (param.width, param.height), _PILLOW[way]
+    return np.stack([np.asarray(Image.fromarray(one).resize(size, method)) for one in pixels])
 
 
 def _as_bytes(pixels: Pixels) -> Bytes:

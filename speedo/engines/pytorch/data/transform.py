@@ -24,6 +24,10 @@ Size = tuple[int, int, int]
 
 # Random numbers of one record: mirror, row and column of the window; a record that needs fewer leaves the rest.
 _DRAWS: Final = 3
+# Fields of SSD's that only AnnotatedData takes, in its own way (`speedo.engines.pytorch.data.augmentation`).
+OF_BOXES: Final = (
+    "resize_param", "noise_param", "emit_constraint", "crop_h", "crop_w", "distort_param", "expand_param"
+)  # fmt: skip
 
 
 class Transform:
@@ -41,6 +45,10 @@ class Transform:
         draws: np.random.Generator,
         mean: Path | None,
     ) -> None:
+        if others := [field.name for field, _ in param.ListFields() if field.name in OF_BOXES]:
+            raise refuse(
+                f"has {', '.join(others)}, which this engine has in AnnotatedData layers alone: remove it"
+            )
         self.crop = int(param.crop_size)
         self._scale = np.float32(param.scale)
         self._mirror = bool(param.mirror)

@@ -58,6 +58,10 @@ class MultiBoxLoss(Layer):
             raise self.refuse(
                 "has no num_classes: give the number of classes, with that of the background"
             )
+        if self._background >= self._classes:
+            raise self.refuse(
+                f"has background_label_id {self._background} of {self._classes} classes: use one below num_classes"
+            )
         mining = choice(param, "mining_type")
         if param.HasField("do_neg_mining"):
             mining = "MAX_NEGATIVE" if param.do_neg_mining else "NONE"

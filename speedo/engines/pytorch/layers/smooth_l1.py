@@ -39,6 +39,8 @@ class SmoothL1Loss(Layer):
             raise self.refuse(
                 f"compares bottoms of shapes {', '.join(map(str, bottoms))}: all must have as many values"
             )
+        if not self.param.smooth_l1_loss_param.sigma:
+            raise self.refuse("has sigma 0, by which it would divide: use another")
         param = self.param.loss_param
         self._normalization = "BATCH_SIZE"
         if param.HasField("normalization"):
