@@ -65,7 +65,7 @@ class ServedMaster:
         return self._servers is None or script or self._servers.all_there()
 
     def servers_for(self, place: Assignment) -> tuple[ServerAddress, ...] | None:
-        """Where a script exchanges its ranges, as a user of its own; None while a server is missing or does not answer."""
+        """Where a script exchanges its ranges, as a user of its own; None while a server is missing or silent."""
         if self._servers is None:
             return ()
         if not self._servers.all_there():

@@ -50,7 +50,7 @@ def test_tests_of_many_scripts_at_once_leave_the_master_threads_for_others(
 
     def asked(question: Question) -> list[ToScript | None]:
         calls = [pool.submit(questions.answer, place_of(one), question) for one in range(MANY)]
-        done, late = all_of(calls, ANSWER_S)
+        late = all_of(calls, ANSWER_S).not_done
         assert not late, f"{len(late)} of {MANY} questions wait in the actor: {question}"
         return [call.result() for call in calls]
 
