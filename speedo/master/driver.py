@@ -9,7 +9,7 @@ whose result arrived in time, and later events cannot delay the check.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,8 @@ from speedo.master.reasons import (
     too_few_joined,
     too_few_left,
 )
-from speedo.master.stopping import BestModel, TimeLimit
+from speedo.master.returning import Returners
+from speedo.master.stopping import BestModel, Outcome, TimeLimit
 from speedo.master.turn_book import Receive
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
@@ -73,20 +74,7 @@ class Limits:
     join_s: float = 120.0
     turn_s: float = 120.0
     test_s: float = 600.0  # without a batch of a test that is done
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended. `metrics` are those of `version`, the last; empty if there is no test net."""
-
-    complete: bool
-    reason: str
-    version: int
-    iteration: int
-    samples: int
-    seconds: float
-    metrics: Mapping[str, float]
-    test_problem: str = ""
+    return_s: float = 5.0  # after the first worker of a former master, for the others of it
 
 
 @dataclass
@@ -111,6 +99,7 @@ class Driver:
     checkpoints: Checkpoints | None = None
     divergence: DivergenceWatch | None = None
     journal: Journal | None = None
+    taken_over: bool = False  # from another master, with what that has published
     tests_first: bool = False  # the first version, before anybody trains
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -138,6 +127,7 @@ class Driver:
         self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
         self._turns = TurnsUnderWay(outstanding, self._deadlines)
         self._leavers = Leavers(self.coordinator)
+        self._returners = Returners(self.coordinator, self.limits.return_s)
 
     @property
     def seconds(self) -> float:
@@ -153,14 +143,18 @@ class Driver:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
         self.center.publish()
         self._short_since = self.clock()
+        self._returners.begin(self.clock())
         if self.tests_first:
             self._carry_out_all([Evaluate(self.center.version, self.coordinator.iteration)])
         while self._finish is None:
             self._step()
-        if self._first_train is not None:
+        # A former master may have been killed after its last merge, before it had done all of this.
+        trained = self._first_train is not None or self.taken_over
+        if trained:
             self._checkpoint()  # first: there may be no time for the rest
-            if self.final_test:
-                self._test(Evaluate(self.center.version, self.coordinator.iteration))
+        if self.final_test and (trained or self.coordinator.samples > 0):
+            self._test(Evaluate(self.center.version, self.coordinator.iteration))
+        if trained:
             self._last_snapshot()
         while self.tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
@@ -202,6 +196,10 @@ class Driver:
             self._take(left)
         if self._finish is None and (elapsed := self._limit.passed(self.clock())):
             self._take(elapsed)
+        if self._finish is None and self._returners.are_late(self.clock()):
+            self._carry_out_all(self.coordinator.go_on())
+        if brought := self._returners.brought():
+            self._take_together(brought)
         if self.checkpoints is not None:
             for checkpoint in self.checkpoints.finished(self.clock()):
                 self._take(checkpoint)
@@ -233,6 +231,8 @@ class Driver:
     def _take(self, event: Event, *, more: bool = False) -> None:
         """`more`: the next event waits already, and both are results, of different workers."""
         now = self.clock()
+        if self._returners.keeps(event, now):
+            return
         self.observer.saw(event, now)
         if isinstance(event, Trained):
             if self.coordinator.outstanding(event.worker, event.ticket):
@@ -415,7 +415,8 @@ class Driver:
     # ------------------------------------------------------------ deadlines
 
     def _time_limit(self) -> float:
-        return self._limit.deadline if self._finish is None else float("inf")
+        soonest = min(self._limit.deadline, self._returners.deadline)
+        return soonest if self._finish is None else float("inf")
 
     def _first_missed(self) -> float:
         """When the first deadline of turns, tests and missing workers is missed; infinity without one."""

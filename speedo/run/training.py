@@ -13,7 +13,8 @@ from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
-from speedo.master.driver import Driver, Outcome
+from speedo.master.driver import Driver
+from speedo.master.stopping import Outcome
 from speedo.messages import Event, Trained
 from speedo.run.best_model import BestFile
 from speedo.run.outputs import hand_over
