@@ -34,7 +34,7 @@ from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.slots import Assignment
-from speedo.messages import Event, StoreTrouble
+from speedo.messages import Event, StoreTrouble, Trained
 from speedo.run.build import TICKETS_OF_AN_EPOCH, build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.config.run_config import RunConfig
@@ -280,24 +280,26 @@ class MasterActor(ServedMaster):
                 self._training = self._start.take(place.worker, ready.model, later)
             if self._training is not None:
                 self._check(place.worker, ready, self._training.layout)
-                ready = self._without_merged(ready, self._training)
+                ready, late = self._taken_up(ready, self._training)
                 self._cluster.join(place.worker, place.incarnation, handle, ready)
+                if late is not None:
+                    self._cluster.answered(late)
         except (ClusterError, StoreError):
             self._release(place.worker, place.incarnation)
             raise
 
-    def _without_merged(self, ready: Ready, training: Training) -> Ready:
-        """The same without a result of a former master's turn that is in the center, or can never be."""
-        handed = ready.handed
-        if handed is None:
-            return ready
-        former = self._former
-        counts = former is not None and former.counts(handed.worker, handed.ticket)
-        if not counts or not training.take_up(handed):
-            return replace(ready, handed=None)
+    def _taken_up(self, ready: Ready, training: Training) -> tuple[Ready, Trained | None]:
+        """The same without a result of a former master that is in the center, or can never be; the latter apart."""
+        handed, former = ready.handed, self._former
+        if handed is None or former is None:
+            return ready, None
+        if not former.counts(handed.worker, handed.ticket):
+            return replace(ready, handed=None), None
+        if not training.take_up(handed):
+            return replace(ready, handed=None), handed
         assert isinstance(training.center, Center)
         training.center.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
-        return ready
+        return ready, None
 
     def _join_after_model(self, place: Assignment, handle: Any, ready: Ready) -> None:
         try:

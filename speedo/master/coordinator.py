@@ -32,6 +32,7 @@ them out in order, all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from speedo.master.plan import crossed
@@ -88,6 +89,11 @@ class Coordinator(ReturningBook):
         return not self.finished and len(self.members) < self._needed
 
     @property
+    def expected(self) -> Iterable[int]:
+        """The workers that another master would wait for."""
+        return {*self.members, *self.awaited} if self.started else range(self.plan.workers)
+
+    @property
     def _needed(self) -> int:
         """How many workers must be there; not those whose work is done."""
         needed = self.plan.min_workers if self.started else self.plan.workers
@@ -133,8 +139,7 @@ class Coordinator(ReturningBook):
     def go_on(self) -> list[Action]:
         """The workers of a former master that are not back are not waited for any more."""
         self.awaited.clear()
-        actions: list[Action] = []
-        self._settle(actions)
+        self._settle(actions := list[Action]())
         return actions
 
     def _settle(self, actions: list[Action]) -> None:

@@ -59,6 +59,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.system.failpoints import reached
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for this long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
@@ -148,16 +149,19 @@ class Driver:
             self._carry_out_all([Evaluate(self.center.version, self.coordinator.iteration)])
         while self._finish is None:
             self._step()
+        reached("master-finished")
         # A former master may have been killed after its last merge, before it had done all of this.
         trained = self._first_train is not None or self.taken_over
         if trained:
             self._checkpoint()  # first: there may be no time for the rest
         if self.final_test and (trained or self.coordinator.samples > 0):
             self._test(Evaluate(self.center.version, self.coordinator.iteration))
+        reached("master-testing")
         if trained:
             self._last_snapshot()
         while self.tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
+        reached("master-tested")
         self._release(self._turns.forget_all())
         self.center.tidy()
         tested = self._metrics.get(self.center.version)
@@ -198,8 +202,8 @@ class Driver:
             self._take(elapsed)
         if self._finish is None and self._returners.are_late(self.clock()):
             self._carry_out_all(self.coordinator.go_on())
-        if brought := self._returners.brought():
-            self._take_together(brought)
+        for brought in self._returners.brought():
+            self._take(brought)
         if self.checkpoints is not None:
             for checkpoint in self.checkpoints.finished(self.clock()):
                 self._take(checkpoint)
@@ -301,7 +305,8 @@ class Driver:
             for action in actions:
                 done = self._carry_out(action, more)
                 self._done.append((done, self.clock()))
-                if isinstance(done, Merge) and self._checkpoint_is_due():
+                is_merge, keeper = isinstance(done, Merge), self.checkpoints
+                if is_merge and keeper is not None and keeper.due(self.clock()):
                     # Before the next turns are sent: in sync every worker then saves the state of this version. And
                     # after the observers have been called: some have what is kept beside it.
                     self._tell_what_is_done()
@@ -346,9 +351,6 @@ class Driver:
             case Finish():
                 self._finish = action
         return action
-
-    def _checkpoint_is_due(self) -> bool:
-        return self.checkpoints is not None and self.checkpoints.due(self.clock())
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:
@@ -414,10 +416,6 @@ class Driver:
 
     # ------------------------------------------------------------ deadlines
 
-    def _time_limit(self) -> float:
-        soonest = min(self._limit.deadline, self._returners.deadline)
-        return soonest if self._finish is None else float("inf")
-
     def _first_missed(self) -> float:
         """When the first deadline of turns, tests and missing workers is missed; infinity without one."""
         soonest = self._turns.soonest()
@@ -428,7 +426,9 @@ class Driver:
         return soonest
 
     def _next_deadline(self, first_missed: float) -> float:
-        soonest = min(first_missed, self._time_limit())
+        soonest = first_missed
+        if self._finish is None:
+            soonest = min(soonest, self._limit.deadline, self._returners.deadline)
         if self._turns:
             soonest = min(soonest, self._heard + QUIET_S)
         if self.checkpoints is not None:

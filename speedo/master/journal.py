@@ -40,8 +40,8 @@ class JournalEntry:
 
     `merged` has the ticket of the last result of each worker that is in the center, `incarnations` those that workers
     had, `members` those that were in the run; `exchanged` are the turns and results so far. Without `whole` it takes
-    what is kept beside the center (`speedo.master.kept_state`), too. `tests`: a test was under way. `records` is as in a
-    checkpoint.
+    what is kept beside the center (`speedo.master.kept_state`), too. `tests`: a test was under way. `records` is as in
+    a checkpoint.
     """
 
     counters: Counters

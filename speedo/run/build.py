@@ -273,7 +273,7 @@ def _journal(
         whole=lambda: not beside,
         tests=lambda: bool(driver.tests),
         records=keeper.records,
-        members=lambda: driver.coordinator.members,
+        members=lambda: driver.coordinator.expected,
         exchanged=lambda: (board.turns, board.results),
         merged={} if former is None else former.merged,
         incarnations={} if former is None else former.incarnations,

@@ -37,7 +37,8 @@ class Takeover:
     `merges` may be missing in the log. `merged` has the ticket of each worker's last result that is in the center,
     `incarnations` the latest of each slot, `members` the workers that were in the run; `exchanged` are its turns and
     results before. `tests`: a test was under way, which nobody else will make. Without `newest` the run goes back to a
-    checkpoint, or to its beginning, and its workers with it. In a run that has a lease, `master_fence` knows the journal.
+    checkpoint, or to its beginning, and its workers with it. In a run that has a lease, `master_fence` knows the
+    journal.
     """
 
     store: Store

@@ -21,6 +21,13 @@ INTERVAL_S = 0.5
 MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four checkpoints
 RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
+STEPS_OF_THE_END = (
+    "master-finished",
+    "master-testing",
+    "master-tested",
+    "master-exported",
+    "master-ended",
+)
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
 TAKEN_OVER_S = 10.0  # 5 on a machine that does nothing else
 BY_HAND = ("--master-restarts", "0")
@@ -170,6 +177,36 @@ def test_another_master_takes_over_at_every_point(
     run.wait_for(lambda: len(run.lines("resumed")) == len(POINTS), RESUMED_S)
     run.goes_on(30)
     check_taken_over(run, len(POINTS), finding)
+
+
+@row(
+    3,
+    "master killed at every step between the last merge and the end, another one takes over",
+)
+def test_another_master_takes_over_at_every_step_of_the_end(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """The run ended at once, with status 3: "the last test failed: the tester gave no answer"."""
+    environment = {
+        "SPEEDO_FAILPOINT": " ".join(STEPS_OF_THE_END),
+        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "done"),
+    }
+    run = Run(
+        *(speedo, problem, mode, "--max-iter", "200"),
+        *("--master-restarts", "10"),
+        environment=environment,
+    )
+    said = run.ends(0)
+    assert said.count("another master has taken over") == len(STEPS_OF_THE_END)
+    result = json.loads((run.dir / "result.json").read_text())
+    assert (result["complete"], result["test_problem"]) == (True, "")
+    assert result["reason"] == "reached max_iter 200"
+    assert result["metrics"]
+    assert min(result["images_per_s"], result["bytes_pushed"], result["bytes_pulled"]) > 0
+    epochs = epochs_of(run.check())
+    assert [epoch.number for epoch in epochs] == list(range(len(STEPS_OF_THE_END) + 1))
+    assert {epoch.version for epoch in epochs[1:]} == {result["version"]}
+    finding.note = "the last version is tested and exported each time"
 
 
 @row(
