@@ -97,8 +97,7 @@ class Attempt:
             prepared = self.former
         else:
             prepare_it = prepare_script if self.config.own else prepare
-            again = bool(self.causes)
-            prepared = prepare_it(self.config, note, self.anew_in, again=again)
+            prepared = prepare_it(self.config, note, self.anew_in, bool(self.causes))
         self.made, self.run_dir = prepared, prepared.run_dir
         return prepared
 

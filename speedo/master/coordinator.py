@@ -164,8 +164,7 @@ class Coordinator(ReturningBook):
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):
-            self.awaited.discard(event.worker)
-            return
+            return self.awaited.discard(event.worker)
         member = self.members.pop(event.worker)
         self._is_gone(event.worker)
         self._left[event.worker] = event.done

@@ -136,7 +136,16 @@ def build_training(
     if resume is not None or settings.epoch:
         why = settings.master_restarts[-1] if settings.master_restarts else ""
         begun = resume.counters if resume is not None else None
-        log.resume(settings.epoch, begun, time.monotonic(), why)
+        undone = log.resume(settings.epoch, begun, time.monotonic(), why)
+        if undone and why:
+            to = (
+                f"version {begun.version:,}, iteration {begun.iteration:,}"
+                if begun
+                else "the start"
+            )
+            board.notice(
+                f"warning: {undone:,} merges are undone: the newest center is lost, and the run goes back to {to}"
+            )
     seconds_before = resume.counters.seconds if resume else 0.0
     made_here = center if isinstance(center, ServedCenter) else model
     own_history = made_here.history if needs_update(config) else bytes

@@ -98,13 +98,11 @@ def prepare(
     config: RunConfig,
     note: Callable[[str], None],
     anew_in: Path | None = None,
-    *,
     again: bool = False,
 ) -> Prepared:
     """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
 
-    The run begins `anew_in` its directory, if that is given, or `again` by its command, which may have lost it after its
-    last merge. Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
+    With `anew_in` it begins there, with `again` once more. Raises `ConfigError`, `SolverError`, `DataError`.
     """
     config = config.model_copy(update={"engine": decided_engine(config, note)})
     prepare_to_read(decided_choice(config).engine)

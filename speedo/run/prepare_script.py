@@ -29,7 +29,6 @@ def prepare_script(
     config: RunConfig,
     note: Callable[[str], None],
     anew_in: Path | None = None,
-    *,
     again: bool = False,
 ) -> Prepared:
     """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`.

@@ -18,7 +18,8 @@ class RunResult:
     counts lines of the run log that could not be written; `problems` names outputs that are not in `run_dir`. `best` is
     what `--keep-best` kept: output, value, iteration, version, model.
     `warning` says why the model is worth nothing though the run is complete. `script_failures` are scripts that failed
-    in what they did after the training. `master_restarts` says why the command has started the master again, each time.
+    in what they did after the training. `master_restarts` says why the command has started the master again, each time,
+    and `merges_undone` how many merges the run has lost by going back to checkpoints.
     """
 
     mode: str
@@ -44,6 +45,7 @@ class RunResult:
     warning: str = ""
     script_failures: tuple[str, ...] = ()
     master_restarts: tuple[str, ...] = ()
+    merges_undone: int = 0
 
 
 def result_fields(result: RunResult) -> dict[str, Any]:

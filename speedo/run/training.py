@@ -174,6 +174,7 @@ class Training:
             best=None if self.best is None else self.best.result,
             warning=self._warning() if outcome.complete else "",
             master_restarts=settings.master_restarts,
+            merges_undone=self.log.undone,
             problems=tuple(
                 f"there is no checkpoint of the end: {one.hangs}"
                 for one in (self.keeper,)

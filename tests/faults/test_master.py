@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.faults.rows import MODES, WITH_TORCH, Finding, row
-from tests.faults.running import HANG_S, Run, stand_still
+from tests.faults.running import HANG_S, STEPS_OF_THE_END, Run, stand_still
 from tests.support.commands import Commands, free_port
 from tests.support.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 
@@ -21,13 +21,6 @@ INTERVAL_S = 0.5
 MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four checkpoints
 RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
-STEPS_OF_THE_END = (
-    "master-finished",
-    "master-testing",
-    "master-tested",
-    "master-exported",
-    "master-ended",
-)
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
 TAKEN_OVER_S = 10.0  # 5 on a machine that does nothing else
 BY_HAND = ("--master-restarts", "0")
