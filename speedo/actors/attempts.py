@@ -97,7 +97,7 @@ class Attempt:
             prepared = self.former
         else:
             prepare_it = prepare_script if self.config.own else prepare
-            prepared = prepare_it(self.config, note, self.anew_in)
+            prepared = prepare_it(self.config, note, self.anew_in, bool(self.causes))
         self.made, self.run_dir = prepared, prepared.run_dir
         return prepared
 

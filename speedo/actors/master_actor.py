@@ -20,6 +20,7 @@ from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_servers import RayServers
 from speedo.actors.script_questions import ScriptQuestions
 from speedo.actors.served_master import ServedMaster
+from speedo.actors.store_calls import StoreCalls
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
@@ -33,7 +34,7 @@ from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.slots import Assignment
-from speedo.messages import Event, StoreTrouble
+from speedo.messages import Event, StoreTrouble, Trained
 from speedo.run.build import TICKETS_OF_AN_EPOCH, build_training
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.config.run_config import RunConfig
@@ -91,6 +92,7 @@ class MasterActor(ServedMaster):
             self._make_tester,
             config.testers,
         )
+        self._store_calls = StoreCalls()
         self._access: Access | NoUsers = NoUsers()
         if settings.redis_url:
             self._access = Access(
@@ -132,7 +134,7 @@ class MasterActor(ServedMaster):
             parts = run_parts(config, settings, run_dir, self._store, records, resume, fence)
             book = LeaseBook(settings.seed) if former is None else former.book
             leases, tests = Leases(book, parts.board.notice), self._cluster.take_script()
-            self._questions = ScriptQuestions(leases, tests, self._meeting, config.timeout)
+            self._questions = ScriptQuestions(leases, tests, self._meeting)
             self._start = ScriptStart(
                 config,
                 parts,
@@ -237,42 +239,39 @@ class MasterActor(ServedMaster):
         self._hosts.add(host)
         return self._settings.for_others()
 
-    def assign(
-        self, host: str, former: int | None = None, request: int | None = None
-    ) -> Assignment:
+    def assign(self, host: str, former: int | None, request: int) -> Assignment | None:
         """A place for one more worker of this host, or for the successor of the worker in slot `former`.
 
-        A `request` that is repeated gets the same place. Raises `ClusterError` while a server is missing.
+        A `request` that is repeated gets the same place. None while the store has not answered: ask again. Raises
+        `ClusterError` while a server is missing, `StoreError`.
         """
         place = self._roster.assign(self._host_manager.samples(), host, request)
-        try:
-            place = self._admitted(place)
-        except (StoreError, ClusterError):
-            self._release(place.worker, place.incarnation)
-            raise
+        if former is not None and former != place.worker:
+            self._board.expect(former, f"gone, now worker {place.worker}")
+        return self._at_host(host, place)
+
+    def adopt(self, host: str, place: Assignment) -> Assignment | None:
+        """The same place, for a worker of this host that had it from a former master; else as `assign`.
+
+        Raises `ClusterError` if it is taken, or the run goes back to a checkpoint: workers begin anew then.
+        """
+        if self._former is None or not self._former.newest or not self._roster.adopt(place):
+            raise ClusterError(f"worker {place.worker} of the former master begins anew")
+        return self._at_host(host, place)
+
+    def _at_host(self, host: str, place: Assignment) -> Assignment | None:
+        """The place with its access to the store, once it has that; a host that leaves before gives it back."""
         places = self._places.setdefault(host, [])
         if place not in places:
             places.append(place)
         self._board.name_host(place.worker, host)
-        if former is not None and former != place.worker:
-            self._board.expect(former, f"gone, now worker {place.worker}")
-        return place
-
-    def adopt(self, host: str, place: Assignment) -> Assignment | None:
-        """The same place, for a worker of this host that had it from a former master.
-
-        None if it is taken, or the run goes back to a checkpoint: workers begin anew then.
-        """
-        if self._former is None or not self._former.newest or not self._roster.adopt(place):
-            return None
+        who = place.worker, place.incarnation
         try:
-            place = self._admitted(place)
+            return self._store_calls.ask(who, partial(self._admitted, place))
         except (StoreError, ClusterError):
-            self._release(place.worker, place.incarnation)
+            places.remove(place)
+            self._release(*who)
             raise
-        self._places.setdefault(host, []).append(place)
-        self._board.name_host(place.worker, host)
-        return place
 
     def join(self, place: Assignment, handle: Any, ready: Ready) -> None:
         """Admit a worker, or let it wait for a script's model; raises `ClusterError` if its net is another."""
@@ -282,24 +281,26 @@ class MasterActor(ServedMaster):
                 self._training = self._start.take(place.worker, ready.model, later)
             if self._training is not None:
                 self._check(place.worker, ready, self._training.layout)
-                ready = self._without_merged(ready, self._training)
+                ready, late = self._taken_up(ready, self._training)
                 self._cluster.join(place.worker, place.incarnation, handle, ready)
+                if late is not None:
+                    self._cluster.answered(late)
         except (ClusterError, StoreError):
             self._release(place.worker, place.incarnation)
             raise
 
-    def _without_merged(self, ready: Ready, training: Training) -> Ready:
-        """The same without a result of a former master's turn that is in the center, or can never be."""
-        handed = ready.handed
-        if handed is None:
-            return ready
-        former = self._former
-        counts = former is not None and former.counts(handed.worker, handed.ticket)
-        if not counts or not training.take_up(handed):
-            return replace(ready, handed=None)
+    def _taken_up(self, ready: Ready, training: Training) -> tuple[Ready, Trained | None]:
+        """The same without a result of a former master that is in the center, or can never be; the latter apart."""
+        handed, former = ready.handed, self._former
+        if handed is None or former is None:
+            return ready, None
+        if not former.counts(handed.worker, handed.ticket):
+            return replace(ready, handed=None), None
+        if not training.take_up(handed):
+            return replace(ready, handed=None), handed
         assert isinstance(training.center, Center)
         training.center.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
-        return ready
+        return ready, None
 
     def _join_after_model(self, place: Assignment, handle: Any, ready: Ready) -> None:
         try:
@@ -451,9 +452,9 @@ class MasterActor(ServedMaster):
         self._shut_out(worker, incarnation)
 
     def _shut_out(self, worker: int, incarnation: int) -> None:
-        self._access.dismiss(worker, incarnation)
+        self._store_calls.later(partial(self._access.dismiss, worker, incarnation))
         if self._servers is not None:
-            self._servers.dismiss(worker, incarnation)
+            self._store_calls.later(partial(self._servers.dismiss, worker, incarnation))
 
 
 def _read(path: Path) -> Checkpoint | CaffeSnapshot:

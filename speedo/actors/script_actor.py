@@ -54,6 +54,7 @@ from speedo.system.runs_at import RunsAt
 JOIN_S: Final = 0.2  # between two looks whether a script that has not joined yet still lives
 END_S: Final = 5.0  # for a script to end that has left the run
 RAISED_S: Final = 0.5  # the same, if it is known why; so long it has to write that into its log
+SAVED_S: Final = 30.0  # for a script to save its state; a checkpoint waits no longer for it
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
 ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
 
@@ -69,7 +70,9 @@ class ScriptActor:
         self._done, self._status, self._problem = False, 0, ""
         self._knows_end = False  # it has been notified that the run is over
         self._hello: SimpleQueue[Hello | None] = SimpleQueue()
-        self._saved: SimpleQueue[StateSaved | None] = SimpleQueue()
+        self._saved: dict[int, StateSaved] = {}  # by version
+        self._hears = True  # the script is at the other end of the link
+        self._heard_more = threading.Condition()
         self._relay: ChannelRelay | None = None  # far from the master
         self._final: int | None = None  # the version that the run came to
 
@@ -176,12 +179,16 @@ class ScriptActor:
             self._relay.send(command)
             return None
         self._tell(command)
-        answer = self._saved.get()
-        if answer is None:
-            self._saved.put(None)  # for who asks next
-            place = (command.worker, command.incarnation, command.version)
-            return StateSaved(*place, problem="its script has ended")
-        return answer
+        place = (command.worker, command.incarnation, command.version)
+        with self._heard_more:
+            self._heard_more.wait_for(
+                lambda: command.version in self._saved or not self._hears, SAVED_S
+            )
+            answer = self._saved.pop(command.version, None)
+        if answer is not None:
+            return answer
+        late = f"its script has not answered within {SAVED_S:.0f} s"
+        return StateSaved(*place, problem=late if self._hears else "its script has ended")
 
     def _answered(self, message: Any) -> None:
         import ray
@@ -255,7 +262,9 @@ class ScriptActor:
             while True:
                 self._heard(self._link.recv())
         self._hello.put(None)
-        self._saved.put(None)
+        with self._heard_more:
+            self._hears = False
+            self._heard_more.notify_all()
         if not self._done:
             self._ended.wait()
         self._over.set()
@@ -267,7 +276,9 @@ class ScriptActor:
             case Tested():
                 self._master.ask.remote(self._place, message)
             case StateSaved():
-                self._saved.put(message)
+                with self._heard_more:
+                    self._saved[message.version] = message
+                    self._heard_more.notify_all()
             case Raised():
                 self._problem = message.problem
                 self._ended.wait(RAISED_S)

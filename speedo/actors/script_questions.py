@@ -7,7 +7,7 @@ from speedo.exchange.channel import first_line
 from speedo.exchange.lease import DealRequest, LeaseRequest, NoLease, NotDealt
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
-from speedo.master.script_tests import ScriptTests
+from speedo.master.script_tests import NONE, ScriptTests
 from speedo.master.slots import Assignment
 from speedo.messages import Tested
 from speedo.run.script_link import (
@@ -25,13 +25,13 @@ from speedo.run.script_link import (
 
 
 class ScriptQuestions:
-    """Asked from any thread of the master."""
+    """Asked from any thread of the master; answers at once.
 
-    def __init__(
-        self, leases: Leases, tests: ScriptTests, meeting: Meeting, timeout_s: float
-    ) -> None:
+    Each question takes one of the actor's few threads: a script asks again for what is not known yet.
+    """
+
+    def __init__(self, leases: Leases, tests: ScriptTests, meeting: Meeting) -> None:
         self._leases, self._tests, self._meeting = leases, tests, meeting
-        self._timeout_s = timeout_s
 
     def answer(self, place: Assignment, question: Question) -> ToScript | None:
         """The answer for the script of this worker; None for what needs none."""
@@ -49,8 +49,8 @@ class ScriptQuestions:
                     begins = self._tests.claim(*who, number, records)
                     return TestTurn(begins is not None, begins=bool(begins))
                 case TestPoint():
-                    version = self._tests.version(*who, self._timeout_s)
-                    return TestTurn(version is not None, version=version or 0)
+                    version = self._tests.version(*who)
+                    return TestTurn(version != NONE, version=version)
                 case TestLease():
                     return self._tests.lease(*who, question.request)
                 case TestPart():

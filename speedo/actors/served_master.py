@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_servers import RayServers
 from speedo.actors.server_actor import ServerOrder
+from speedo.actors.store_calls import StoreCalls
 from speedo.master.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.config.run_config import RunConfig
@@ -32,6 +34,7 @@ class ServedMaster:
     _cluster: RayCluster
     _board: StatusBoard
     _servers: RayServers | None
+    _store_calls: StoreCalls
     _training: Training | None
 
     def _worst(self, connection: str, problem: str | None) -> str:
@@ -65,12 +68,14 @@ class ServedMaster:
         return self._servers is None or script or self._servers.all_there()
 
     def servers_for(self, place: Assignment) -> tuple[ServerAddress, ...] | None:
-        """Where a script exchanges its ranges, as a user of its own; None while a server is missing."""
+        """Where a script exchanges its ranges, as a user of its own; None while a server is missing or silent."""
         if self._servers is None:
             return ()
         if not self._servers.all_there():
             return None
-        return self._servers.admit_worker(place).servers
+        who = "script", place.worker, place.incarnation
+        found = self._store_calls.ask(who, partial(self._servers.admit_worker, place))
+        return None if found is None else found.servers
 
     def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
         """The servers that a host is to run; None while that is not decided."""

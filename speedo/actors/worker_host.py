@@ -95,13 +95,16 @@ class WorkerHost:
         self._count = count
         cores = len(os.sched_getaffinity(0))
         with self._all_or_none():
-            enlist = self._master.enlist.remote(self._name, count, cores, self._holding(count))
-            self._restarts = self._patiently(enlist)
+            master, holding = self._master, self._holding(count)
+            self._restarts = self._patiently(
+                lambda: master.enlist.remote(self._name, count, cores, holding)
+            )
             if count:
                 self._wait_for_servers()
-            for _ in range(count):
-                process = self._new_process()
-                place: Assignment = self._patiently(self._master.assign.remote(self._name))
+            for request in range(1, count + 1):
+                process, self._requests = self._new_process(), request
+                ask = partial(master.assign.remote, self._name, None, request)
+                place: Assignment = self._patiently(ask)
                 actor = self._warm.pop() if self._warm else None
                 self._begin_at(process, place, time.monotonic(), actor)
                 self._processes.append(process)
@@ -161,22 +164,18 @@ class WorkerHost:
         with self._lock:
             self._master, self._settings, self._asked = master, settings, None
             cores = len(os.sched_getaffinity(0))
-            enlist = master.enlist.remote(
-                self._name, self._count, cores, self._holding(self._count)
-            )
-            self._patiently(enlist)
+            holding = self._holding(self._count)
+            self._patiently(lambda: master.enlist.remote(self._name, self._count, cores, holding))
             now = time.monotonic()
             for process in self._processes:
-                process.asked = None
+                process.asked, process.request = None, 0
                 if process.given_up_for:
                     master.gave_up.remote(process.former, process.given_up_for)
                 trains = process.starting is None or process.follows
                 if process.place is not None and trains and not process.is_dead():
-                    place = ray.get(
-                        master.adopt.remote(self._name, process.place), timeout=ANSWER_S
-                    )
-                    if place is not None:
-                        process.follow(settings, place, now, master)
+                    with suppress(RayTaskError):  # it begins anew
+                        ask = partial(master.adopt.remote, self._name, process.place)
+                        process.follow(settings, self._patiently(ask), now, master)
                         continue
                 if process.place is not None:  # the former master alone knew of it
                     process.end()
@@ -196,16 +195,23 @@ class WorkerHost:
                 raise ClusterError("the run is over before it began")
             time.sleep(SERVERS_S)
 
-    def _patiently(self, answer: Any) -> Any:
-        """The master's answer; if it takes long, notes the reason each time that it changes."""
-        said = ""
-        while not ray.wait([answer], timeout=SLOW_S)[0]:
-            status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
-            why = status.store_trouble or "it is busy"
-            if why != said:
-                self._note(f"waiting for the master to give workers their places: {why}")
-                said = why
-        return ray.get(answer)
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """The master's answer, asked again while it is None; if it takes long, notes the reason when that changes."""
+        said, look = "", time.monotonic() + SLOW_S
+        answer = ask()
+        while True:
+            if ray.wait([answer], timeout=max(0.0, look - time.monotonic()))[0]:
+                if (found := ray.get(answer)) is not None:
+                    return found
+                time.sleep(WATCH_S)
+                answer = ask()
+            if time.monotonic() >= look:
+                look = time.monotonic() + SLOW_S
+                status = ray.get(self._master.status.remote(), timeout=ANSWER_S)
+                why = status.store_trouble or "it is busy"
+                if why != said:
+                    self._note(f"waiting for the master to give workers their places: {why}")
+                    said = why
 
     def let_scripts_end(
         self, version: int, stopped: Collection[str], meanwhile: Callable[[], None]
@@ -295,10 +301,12 @@ class WorkerHost:
             self._asked = self._master.attend.remote(self._name, alive)
 
     def _begin(self, process: WorkerProcess, now: float) -> None:
-        """Ask for a place, once: a master that is busy answers late, and would give a second one to who asks again."""
+        """Ask for a place, once: a master that is busy answers late, and would give a second one to another request."""
         if process.asked is None:
-            self._requests += 1
-            process.asked = self._master.assign.remote(self._name, process.former, self._requests)
+            if not process.request:
+                self._requests += 1
+                process.request = self._requests
+            process.asked = self._ask_for_place(process)
         if not ray.wait([process.asked], timeout=0)[0]:
             return
         asked, process.asked = process.asked, None
@@ -307,7 +315,14 @@ class WorkerHost:
         except RayTaskError:  # its store is away
             process.due = now + AGAIN_S
             return
+        if place is None:  # the store has not answered the master yet
+            process.due = now + WATCH_S
+            return
+        process.request = 0
         self._begin_at(process, place, now)
+
+    def _ask_for_place(self, process: WorkerProcess) -> Any:
+        return self._master.assign.remote(self._name, process.former, process.request)
 
     def _begin_at(
         self, process: WorkerProcess, place: Assignment, now: float, actor: Any = None
@@ -367,15 +382,25 @@ class WorkerHost:
         for process in list(processes):
             if process.place is not None:
                 self._master.lost.remote(process.place, cause)
-            elif process.asked is not None:
-                process.asked.future().add_done_callback(partial(self._give_back, cause))
+            elif process.request:
+                self._ask_to_give_back(process, cause)
             process.end(wait=wait)
             self._processes.remove(process)
 
-    def _give_back(self, cause: str, answer: Any) -> None:
-        """A place came for a worker that is not wanted any more."""
-        if answer.exception() is None:
-            self._master.lost.remote(answer.result(), cause)
+    def _ask_to_give_back(self, process: WorkerProcess, cause: str) -> None:
+        asked, process.asked = process.asked or self._ask_for_place(process), None
+        asked.future().add_done_callback(partial(self._give_back, process, cause))
+
+    def _give_back(self, process: WorkerProcess, cause: str, answer: Any) -> None:
+        """A place came for a worker that is not wanted any more, or will come."""
+        if answer.exception() is not None:
+            return
+        if (place := answer.result()) is not None:
+            self._master.lost.remote(place, cause)
+            return
+        again = threading.Timer(AGAIN_S, self._ask_to_give_back, (process, cause))
+        again.daemon = True
+        again.start()
 
     # ------------------------------------------------------------ orders
 

@@ -62,7 +62,8 @@ class WorkerProcess:
         self.since = 0.0  # when its process began, later when it was ready
         self.starting: Any = None
         self.follows = False  # what is starting has trained for a former master
-        self.asked: Any = None  # the master's answer to its request for a place
+        self.request = 0  # for a place, if not 0; each has a number of its own
+        self.asked: Any = None  # the master's answer to it
         self._process: psutil.Process | None = None
         self._who: Any = None
 

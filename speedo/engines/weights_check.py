@@ -101,10 +101,14 @@ def load_to_score(weights: Path, blobs: NetBlobs, layers: Iterable[str]) -> None
         filled = {blob.place for blob, _ in found}
         for blob in blobs:
             if blob.place not in filled and 0 not in blob.shape:
-                rename = "" if blob.first else "; rename the layers of one name: Caffe fills the first alone"
+                rename = (
+                    ""
+                    if blob.first
+                    else "; rename the layers of one name: Caffe fills the first alone"
+                )
                 raise SolverError(
-                    f"weights {weights} has no values for blob {blob.index} of layer {blob.layer!r}: give those of this "
-                    f"net{rename}"
+                    f"weights {weights} has no values for blob {blob.index} of layer {blob.layer!r}: give those of "
+                    f"this net{rename}"
                 )
         for blob, one in found:
             values = one.read()

@@ -122,7 +122,8 @@ class HostRange:
             newer = [one for one in kept if one >= header.version]
             if len(newer) < KEPT:
                 old = kept[: max(0, len(kept) - KEPT + 1)]
-                self._store.delete(*(keys.copy(self._run, start, one) for one in old))
+                over = [keys.copy(self._run, start, one) for one in old]
+                self._store.delete(*over, *_of_former_masters(self._store, self._run))
                 body = self._codec.body_for(vector)
                 key = keys.copy(self._run, start, header.version)
                 self._store.write(key, header.pack(), body)
@@ -134,6 +135,16 @@ def versions_of(store: Store, run: str, start: int) -> list[int]:
     """The versions of this range that a host has in its memory, the oldest first. Raises `StoreError`."""
     stem = keys.copies(run, start)
     return sorted(int(key.removeprefix(stem)) for key in store.keys(stem))
+
+
+def _of_former_masters(store: Store, run: str) -> list[str]:
+    """The copies that a host still has of epochs before that of the keyspace `run`; nobody reads them any more."""
+    name, _, epoch = run.rpartition(":")
+    if not epoch.isdecimal():
+        return []
+    return [
+        key for key in store.keys(keys.prefix(name)) if -1 < keys.epoch_of(name, key) < int(epoch)
+    ]
 
 
 def newest_of_each(store: Store, run: str) -> dict[int, int]:

@@ -130,8 +130,8 @@ class Center:
     version is in the store twice: as it is, for the tester, and in the form that workers fetch. Elastic workers would
     converge to the rounded center: so each rounded center also carries the rounding error of the one before it.
 
-    `keeps_payloads`: a payload that was received stays in the store until it is merged or forgotten, for who may have
-    to take it in once more. `role` names the failpoints.
+    A payload that was received stays in the store until it is merged or forgotten: another master may have to take it
+    in. With `keeps_payloads` so does one that was refused. `role` names the failpoints.
     """
 
     run: str
@@ -218,8 +218,6 @@ class Center:
                 self._over.append(key)
             blame = isinstance(error, PayloadError)
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
-        if held.own and not self.keeps_payloads:
-            self._over.append(key)
         held.seconds = self.clock() - began
         self._payloads[event.worker, event.ticket] = held
         return held.norm
@@ -271,8 +269,7 @@ class Center:
             self._begun.release(held.header.version)
         if held.own:
             self._spare.append(held.vector)
-        if self.keeps_payloads or not held.own:
-            self._over.append(held.key)
+        self._over.append(held.key)
 
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         """See `RunCenter.merge`."""

@@ -19,6 +19,7 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is refused,
   it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
   or end; its payload is the center that it made.
+- *Another master's workers* (`speedo.master.returning`) are taken in together, once they are back.
 - *Leaving* (`speedo.master.leaving`). Who is to leave gets no other turn; its present ones may end early, as their
   results say. A stretch ends early for all its members, after the same round.
 - *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
@@ -31,13 +32,15 @@ them out in order, all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from speedo.master.plan import crossed
 from speedo.master.reasons import ALL_DONE, RUN_OVER, team_given_up
+from speedo.master.returning import ReturningBook
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, TurnBook, drop_of
+from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, drop_of
 from speedo.messages import (
     AT_MAX_ITER,
     Action,
@@ -67,12 +70,11 @@ STRIKES = 3  # refused results in a row after which a worker is set aside
 
 
 @dataclass
-class Coordinator(TurnBook):
+class Coordinator(ReturningBook):
     """One run's books. `version` and `samples` start where a resumed run left them."""
 
     stopping: Stopping = field(default_factory=Stopping)
     started: bool = False  # as many workers as were planned have been there
-    _held: dict[int, Held] = field(default_factory=dict)  # by unit: the book of held results
     _more: bool = False
     _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
     _aside: dict[int, str] = field(default_factory=dict)  # who was set aside, and why
@@ -87,15 +89,15 @@ class Coordinator(TurnBook):
         return not self.finished and len(self.members) < self._needed
 
     @property
+    def expected(self) -> Iterable[int]:
+        """The workers that another master would wait for."""
+        return {*self.members, *self.awaited} if self.started else range(self.plan.workers)
+
+    @property
     def _needed(self) -> int:
         """How many workers must be there; not those whose work is done."""
         needed = self.plan.min_workers if self.started else self.plan.workers
         return max(1, needed - sum(self._left.values()))
-
-    @property
-    def broken_off(self) -> set[int]:
-        """Workers that still have to answer for a stretch that is void."""
-        return {worker for team in self._teams.values() for worker in team.owing}
 
     # ------------------------------------------------------------ events
 
@@ -131,11 +133,20 @@ class Coordinator(TurnBook):
                 self._finish(actions, complete=True, reason=why)
         if not more:
             self._let_train(actions)
-        if not self.finished:
-            self._wake(actions)
-        if self.complete and not self.finished:
-            self._finish(actions, complete=True, reason=f"{AT_MAX_ITER} {self.plan.max_iter}")
+        self._settle(actions)
         return actions
+
+    def go_on(self) -> list[Action]:
+        """The workers of a former master that are not back are not waited for any more."""
+        self.awaited.clear()
+        self._settle(actions := list[Action]())
+        return actions
+
+    def _settle(self, actions: list[Action]) -> None:
+        if not self.finished and not self.awaited:
+            self._wake(actions)
+            if self.complete and not self.finished:
+                self._finish(actions, complete=True, reason=f"{AT_MAX_ITER} {self.plan.max_iter}")
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:
         if event.worker in self.members:
@@ -149,14 +160,13 @@ class Coordinator(TurnBook):
         )
         self._samples_per_step += event.samples_per_step
         self._parked.add(event.worker)
-        if event.handed is not None and not self.complete:
-            self._carry_out(self._take_up(event.handed, event.begun), actions)
-            self.started = True
+        self._is_back(event)
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):
-            return
+            return self.awaited.discard(event.worker)
         member = self.members.pop(event.worker)
+        self._is_gone(event.worker)
         self._left[event.worker] = event.done
         self._samples_per_step -= member.samples_per_step
         self._withdraw(event.worker, member, event.cause, actions)
@@ -249,14 +259,6 @@ class Coordinator(TurnBook):
         self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
         if stretch is not None:
             self._test_what_it_came_to(stretch, actions)
-
-    def _received_stretch(self, result: Trained | Refused) -> Stretch | None:
-        """The stretch whose members have all answered, if this is its leader's result, which stands for all."""
-        member = self.members.get(result.worker)
-        stretch = None if member is None else self.stretch_of(member)
-        if stretch is None or stretch.result is None or stretch.owing:
-            return None
-        return stretch if stretch.result.ticket == result.ticket else None
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
         stretch = self._received_stretch(event)
@@ -366,10 +368,6 @@ class Coordinator(TurnBook):
             self._train(units, actions)
         self._more = more
 
-    def _discard(self, unit: int, why: str, actions: list[Action]) -> None:
-        for part in self._held.pop(unit).parts:
-            actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
-
     def _merge(self, units: tuple[int, ...], actions: list[Action]) -> None:
         held = [self._held.pop(unit) for unit in units]
         parts, rule = tuple(part for one in held for part in one.parts), held[0].rule
@@ -429,6 +427,11 @@ class Coordinator(TurnBook):
 
     def _wake(self, actions: list[Action]) -> None:
         """Let parked workers join, if there is work for them and enough of them live."""
+        more = self.plan.samples - self.samples - self._samples_in_flight > 0
+        if self._brought and not self.complete:
+            self.started = True
+            together = more and not self.short_of_workers
+            self._carry_out(self._take_up(with_others=together), actions)
         if not self._parked or self.short_of_workers:
             return
         if not self.started:
@@ -448,6 +451,7 @@ class Coordinator(TurnBook):
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:
         self.finished = True
+        self.awaited.clear()
         for team in self._teams.values():
             if team.stretch is not None:
                 self._void(team.stretch, RUN_OVER, actions)

@@ -9,7 +9,7 @@ whose result arrived in time, and later events cannot delay the check.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +31,8 @@ from speedo.master.reasons import (
     too_few_joined,
     too_few_left,
 )
-from speedo.master.stopping import BestModel, TimeLimit
+from speedo.master.returning import Returners
+from speedo.master.stopping import BestModel, Outcome, TimeLimit
 from speedo.master.turn_book import Receive
 from speedo.master.turn_deadlines import HEARTBEAT_S, TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
@@ -58,6 +59,7 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.system.failpoints import reached
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for this long
 MOST_TRIES = 3  # of the last version's test: its store may be lost just then
@@ -73,20 +75,7 @@ class Limits:
     join_s: float = 120.0
     turn_s: float = 120.0
     test_s: float = 600.0  # without a batch of a test that is done
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended. `metrics` are those of `version`, the last; empty if there is no test net."""
-
-    complete: bool
-    reason: str
-    version: int
-    iteration: int
-    samples: int
-    seconds: float
-    metrics: Mapping[str, float]
-    test_problem: str = ""
+    return_s: float = 5.0  # after the first worker of a former master, for the others of it
 
 
 @dataclass
@@ -111,6 +100,7 @@ class Driver:
     checkpoints: Checkpoints | None = None
     divergence: DivergenceWatch | None = None
     journal: Journal | None = None
+    taken_over: bool = False  # from another master, with what that has published
     tests_first: bool = False  # the first version, before anybody trains
     outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -138,6 +128,7 @@ class Driver:
         self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
         self._turns = TurnsUnderWay(outstanding, self._deadlines)
         self._leavers = Leavers(self.coordinator)
+        self._returners = Returners(self.coordinator, self.limits.return_s)
 
     @property
     def seconds(self) -> float:
@@ -153,17 +144,24 @@ class Driver:
         """Publish the center, train to the end, test the last version. Store failures propagate."""
         self.center.publish()
         self._short_since = self.clock()
+        self._returners.begin(self.clock())
         if self.tests_first:
             self._carry_out_all([Evaluate(self.center.version, self.coordinator.iteration)])
         while self._finish is None:
             self._step()
-        if self._first_train is not None or self._nothing_to_train:
+        reached("master-finished")
+        # A former master may have been killed after its last merge, before it had done all of this.
+        trained = self._first_train is not None or self.taken_over or self._nothing_to_train
+        if trained:
             self._checkpoint()  # first: there may be no time for the rest
-            if self.final_test:
-                self._test(Evaluate(self.center.version, self.coordinator.iteration))
+        if self.final_test and (trained or self.coordinator.samples > 0):
+            self._test(Evaluate(self.center.version, self.coordinator.iteration))
+        reached("master-testing")
+        if trained:
             self._last_snapshot()
         while self.tests or (self.checkpoints and self.checkpoints.deadline() < float("inf")):
             self._step()
+        reached("master-tested")
         self._release(self._turns.forget_all())
         self.center.tidy()
         tested = self._metrics.get(self.center.version)
@@ -207,6 +205,10 @@ class Driver:
             self._take(left)
         if self._finish is None and (elapsed := self._limit.passed(self.clock())):
             self._take(elapsed)
+        if self._finish is None and self._returners.are_late(self.clock()):
+            self._carry_out_all(self.coordinator.go_on())
+        for brought in self._returners.brought():
+            self._take(brought)
         if self.checkpoints is not None:
             for checkpoint in self.checkpoints.finished(self.clock()):
                 self._take(checkpoint)
@@ -238,6 +240,8 @@ class Driver:
     def _take(self, event: Event, *, more: bool = False) -> None:
         """`more`: the next event waits already, and both are results, of different workers."""
         now = self.clock()
+        if self._returners.keeps(event, now):
+            return
         self.observer.saw(event, now)
         if isinstance(event, Trained):
             if self.coordinator.outstanding(event.worker, event.ticket):
@@ -306,7 +310,8 @@ class Driver:
             for action in actions:
                 done = self._carry_out(action, more)
                 self._done.append((done, self.clock()))
-                if isinstance(done, Merge) and self._checkpoint_is_due():
+                is_merge, keeper = isinstance(done, Merge), self.checkpoints
+                if is_merge and keeper is not None and keeper.due(self.clock()):
                     # Before the next turns are sent: in sync every worker then saves the state of this version. And
                     # after the observers have been called: some have what is kept beside it.
                     self._tell_what_is_done()
@@ -351,9 +356,6 @@ class Driver:
             case Finish():
                 self._finish = action
         return action
-
-    def _checkpoint_is_due(self) -> bool:
-        return self.checkpoints is not None and self.checkpoints.due(self.clock())
 
     def _checkpoint(self) -> None:
         if self.checkpoints is not None:
@@ -420,9 +422,6 @@ class Driver:
 
     # ------------------------------------------------------------ deadlines
 
-    def _time_limit(self) -> float:
-        return self._limit.deadline if self._finish is None else float("inf")
-
     def _first_missed(self) -> float:
         """When the first deadline of turns, tests and missing workers is missed; infinity without one."""
         soonest = self._turns.soonest()
@@ -433,7 +432,9 @@ class Driver:
         return soonest
 
     def _next_deadline(self, first_missed: float) -> float:
-        soonest = min(first_missed, self._time_limit())
+        soonest = first_missed
+        if self._finish is None:
+            soonest = min(soonest, self._limit.deadline, self._returners.deadline)
         if self._turns:
             soonest = min(soonest, self._heard + QUIET_S)
         if self.checkpoints is not None:

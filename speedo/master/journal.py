@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +39,9 @@ class JournalEntry:
     """A master's counters at a version. `merges` made it since the version that was published before.
 
     `merged` has the ticket of the last result of each worker that is in the center, `incarnations` those that workers
-    had. Without `whole` it takes what is kept beside the center (`speedo.master.kept_state`), too. `tests`: a test was
-    under way. `records` is as in a checkpoint.
+    had, `members` those that were in the run; `exchanged` are the turns and results so far. Without `whole` it takes
+    what is kept beside the center (`speedo.master.kept_state`), too. `tests`: a test was under way. `records` is as in
+    a checkpoint.
     """
 
     counters: Counters
@@ -50,6 +51,8 @@ class JournalEntry:
     whole: bool = True
     tests: bool = False
     records: bytes = b""
+    members: tuple[int, ...] = ()
+    exchanged: tuple[int, int] = (0, 0)
 
 
 class JournalPlace(Protocol):
@@ -127,7 +130,7 @@ class JournalInStore:
 class Journal:
     """Writes what another master needs to take this one's place.
 
-    `counters`, `whole`, `tests` and `records` give what an entry has; `merged` and `incarnations` continue those of a
+    `counters`, `whole` and alike give what an entry has; `merged` and `incarnations` continue those of a
     former master."""
 
     def __init__(
@@ -138,12 +141,15 @@ class Journal:
         whole: Callable[[], bool] = lambda: True,
         tests: Callable[[], bool] = lambda: False,
         records: Callable[[], bytes] = bytes,
+        members: Callable[[], Iterable[int]] = tuple,
+        exchanged: Callable[[], tuple[int, int]] = lambda: (0, 0),
         merged: Mapping[int, int] = MappingProxyType({}),
         incarnations: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._place = place
         self._counters, self._whole = counters, whole
         self._tests, self._records = tests, records
+        self._members, self._exchanged = members, exchanged
         self._merges: list[Merge] = []
         self._seen = False
         self._merged, self._incarnations = dict(merged), dict(incarnations)
@@ -169,6 +175,8 @@ class Journal:
             "whole": self._whole(),
             "tests": self._tests(),
             "records": self._records().decode(),
+            "members": list(self._members()),
+            "exchanged": self._exchanged(),
             "merges": self._merges,
         }
         self._place.write(line_of(said))
@@ -215,6 +223,8 @@ def entry_of(line: bytes) -> JournalEntry | None:
             said["whole"],
             said["tests"],
             said["records"].encode(),
+            tuple(said["members"]),
+            tuple(said["exchanged"]),
         )
     except (ValueError, TypeError, LookupError, ValidationError):
         return None

@@ -50,7 +50,7 @@ class ScriptTests:
     """Asked by workers from any thread, notified by the driver from its own thread; `put` tells the driver."""
 
     def __init__(self, put: Callable[[Event], None]) -> None:
-        self._put, self._changed = put, threading.Condition()
+        self._put, self._lock = put, threading.Lock()
         self._points: set[int] = set()  # that were given out, and not given back
         self._tests: dict[int, _Test] = {}  # by point
         self._of: dict[Worker, _Test] = {}
@@ -64,7 +64,7 @@ class ScriptTests:
 
         None if it does not. Raises `ConfigError` if the data set is another than that of the others.
         """
-        with self._changed:
+        with self._lock:
             who, test = (worker, incarnation), self._tests.get(point)
             if self._over or who in self._gone:
                 return None
@@ -82,22 +82,23 @@ class ScriptTests:
             self._of[who] = test
             return test.first == who
 
-    def version(self, worker: int, incarnation: int, timeout_s: float) -> int | None:
-        """The version to test, for a worker that takes part, and pauses; None if there is none."""
-        with self._changed:
+    def version(self, worker: int, incarnation: int) -> int | None:
+        """The version to test, for a worker that takes part, and pauses; `NONE` if there is none.
+
+        None while the driver has not said it: the worker asks again. A pause that lasts too long ends with its worker.
+        """
+        with self._lock:
             who = (worker, incarnation)
             test = self._of.get(who)
             if test is None:
-                return None
-            self._changed.wait_for(lambda: test.version is not None, timeout_s)
-            if test.version is None or test.version == NONE:
+                return NONE
+            if test.version == NONE:
                 self._leave(who)
-                return None
             return test.version
 
     def lease(self, worker: int, incarnation: int, request: LeaseRequest) -> Lease | NoLease:
         """Records for this worker to test; `OVER` if none are free now."""
-        with self._changed:
+        with self._lock:
             test = self._of.get((worker, incarnation))
             if test is None:
                 return NoLease.OVER
@@ -113,7 +114,7 @@ class ScriptTests:
 
         Raises `ConfigError` if the metrics have other names than those of other workers.
         """
-        with self._changed:
+        with self._lock:
             who = (worker, incarnation)
             test = self._of.get(who)
             if test is not None and records:
@@ -136,7 +137,7 @@ class ScriptTests:
 
     def tested(self, worker: int, incarnation: int, answer: Tested) -> None:
         """What came of a test that this worker made alone, or why that which it made with others has failed."""
-        with self._changed:
+        with self._lock:
             test = self._of.get((worker, incarnation))
             if test is not None:  # else it was given up
                 self._end(test, answer)
@@ -145,17 +146,16 @@ class ScriptTests:
 
     def ask(self, command: Evaluate) -> None:
         """The driver wants this version tested: by the worker that has asked for it, and those that join it."""
-        with self._changed:
+        with self._lock:
             test = self._of.get(self._asks[0]) if self._asks else None
             if test is not None and test.version is None:
                 test.version = command.version
-                self._changed.notify_all()
                 return
         self._put(Tested(command.version, {}, "no script tests it any more"))
 
     def saw(self, event: Event, now: float) -> None:
         """See `Observer.saw`."""
-        with self._changed:
+        with self._lock:
             if isinstance(event, Pause):
                 if not event.tests or (event.worker, event.incarnation) in self._gone:
                     return
@@ -171,14 +171,13 @@ class ScriptTests:
 
     def did(self, action: Action, now: float) -> None:
         """See `Observer.did`."""
-        with self._changed:
+        with self._lock:
             if isinstance(action, Evaluate):
                 self._nothing_to_test()
             elif isinstance(action, Finish):
                 self._over = True
                 for test in self._tests.values():
                     test.version = NONE if test.version is None else test.version
-                self._changed.notify_all()
 
     # ------------------------------------------------------------ parts
 
@@ -210,7 +209,6 @@ class ScriptTests:
             self._tests.pop(test.point, None)
         if is_unasked:
             test.version = NONE
-            self._changed.notify_all()
         elif not test.makers and test.version is not None and test.version != NONE:
             why = f"worker {who[0]}, which made it, is gone: {cause}"
             self._put(Tested(test.version, {}, why))
@@ -220,4 +218,3 @@ class ScriptTests:
         test = self._of.get(self._asks.popleft()) if self._asks else None
         if test is not None and test.version is None:
             test.version = NONE
-            self._changed.notify_all()

@@ -160,10 +160,10 @@ class Roster:
             return place
 
     def adopt(self, place: Assignment) -> bool:
-        """Give the place to the worker that has had it from a former master; whether it is free."""
+        """Give the place to the worker that has had it from a former master; whether it is free, or was given to it."""
         with self._lock:
             if place.worker in self._held:
-                return False
+                return self._holds(place.worker, place.incarnation)
             self.seen({place.worker: place.incarnation})
             self._data[place.worker] = self._everywhere
             self._held[place.worker] = place

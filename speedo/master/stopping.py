@@ -126,3 +126,17 @@ class BestModel(Protocol):
     def forget(self, version: int) -> None:
         """The test of this version is over."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `metrics` are those of `version`, the last; empty if there is no test net."""
+
+    complete: bool
+    reason: str
+    version: int
+    iteration: int
+    samples: int
+    seconds: float
+    metrics: Mapping[str, float]
+    test_problem: str = ""

@@ -15,9 +15,7 @@ from speedo.master.teams import Stretch, TeamUnit, spread_of
 from speedo.messages import (
     NO_RESULTS,
     NO_TUNING,
-    NOTHING,
     Action,
-    Decision,
     Divided,
     Drop,
     Kind,
@@ -157,6 +155,7 @@ class TurnBook:
     division: SpeedDivision | None = None  # of the batch, where it follows the workers' speeds
     _divisions: int = 0  # how often it was divided anew
     _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
+    _held: dict[int, Held] = field(default_factory=dict)  # by unit: the results that are held
     _parked: set[int] = field(default_factory=set)  # members without a turn, that wait for one
     _samples_in_flight: int = 0
     _samples_per_step: int = 0
@@ -222,6 +221,19 @@ class TurnBook:
         """What its team does now, with it or without it."""
         team = self._teams.get(member.unit)
         return None if team is None else team.stretch
+
+    @property
+    def broken_off(self) -> set[int]:
+        """Workers that still have to answer for a stretch that is void."""
+        return {worker for team in self._teams.values() for worker in team.owing}
+
+    def _received_stretch(self, result: Trained | Refused) -> Stretch | None:
+        """The stretch whose members have all answered, if this is its leader's result, which stands for all."""
+        member = self.members.get(result.worker)
+        stretch = None if member is None else self.stretch_of(member)
+        if stretch is None or stretch.result is None or stretch.owing:
+            return None
+        return stretch if stretch.result.ticket == result.ticket else None
 
     # ------------------------------------------------------------ turns
 
@@ -380,35 +392,9 @@ class TurnBook:
         member.latest = turn.ticket
         return turn
 
-    def _take_up(self, handed: Trained, begun: int) -> Decision:
-        """Wait for this result of a former master's turn as for one of the turn that its worker would get now.
-
-        If it would get none, the result comes late.
-        """
-        member = self.members[handed.worker]
-        team = self._teams.get(member.unit)
-        if team is not None and (team.joined or team.owing):
-            return NOTHING  # it joins with its next turn
-        self._parked.discard(handed.worker)
-        if team is not None:
-            team.joined = True
-            team.add(handed.worker)
-        decision = self.strategy.on_join((member.unit,))
-        if member.unit in decision.train:
-            before = self.received - max(
-                0, self.version - begun
-            )  # as stale as versions have passed
-            per_step = member.samples_per_step * self._tuning.batches
-            rule = self.strategy.rule
-            turn = Turn(handed.ticket, handed.samples, before, rule, per_step=per_step)
-            self._samples_in_flight += turn.samples
-            member.turns.append(turn)
-            member.latest = turn.ticket
-            if team is not None:
-                turn.stretch = team.stretch = Stretch(member.unit, turn.rule, (handed.worker,))
-            rest = tuple(unit for unit in decision.train if unit != member.unit)
-            decision = replace(decision, train=rest)
-        return decision
+    def _discard(self, unit: int, why: str, actions: list[Action]) -> None:
+        for part in self._held.pop(unit).parts:
+            actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
 
     def _command(
         self, worker: int, member: Member, turn: Turn, steps: int, team: Team | None = None

@@ -131,10 +131,21 @@ def build_training(
             parts.roster.seen(taken_over.incarnations)
             log.make_up(taken_over.merges, time.monotonic())
             coordinator.started = True
+            coordinator.awaited.update(taken_over.members)
+            board.turns, board.results = taken_over.exchanged
     if resume is not None or settings.epoch:
         why = settings.master_restarts[-1] if settings.master_restarts else ""
         begun = resume.counters if resume is not None else None
-        log.resume(settings.epoch, begun, time.monotonic(), why)
+        undone = log.resume(settings.epoch, begun, time.monotonic(), why)
+        if undone and why:
+            to = (
+                f"version {begun.version:,}, iteration {begun.iteration:,}"
+                if begun
+                else "the start"
+            )
+            board.notice(
+                f"warning: {undone:,} merges are undone: the newest center is lost, and the run goes back to {to}"
+            )
     seconds_before = resume.counters.seconds if resume else 0.0
     made_here = center if isinstance(center, ServedCenter) else model
     own_history = made_here.history if needs_update(config) else bytes
@@ -206,6 +217,7 @@ def build_training(
         final_test=config.final_test,
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
+        taken_over=taken_over is not None and taken_over.newest,
         tests_first=taken_over is not None and taken_over.tests,
         with_records=(lambda action: action) if records is None else records.with_records,
         divide=parts.roster.divide,
@@ -214,7 +226,7 @@ def build_training(
         place = _journal_place(parts)
         if place is not None:
             beside = KeptState(center, model.history_parts if needs_update(config) else tuple)
-            driver.journal = _journal(place, keeper, driver, beside, taken_over)
+            driver.journal = _journal(place, keeper, driver, beside, taken_over, board)
             center.publishing = partial(_publishing, beside, driver.journal)
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
@@ -262,6 +274,7 @@ def _journal(
     driver: Driver,
     beside: KeptState,
     former: Takeover | None,
+    board: StatusBoard,
 ) -> Journal:
     return Journal(
         place,
@@ -269,6 +282,8 @@ def _journal(
         whole=lambda: not beside,
         tests=lambda: bool(driver.tests),
         records=keeper.records,
+        members=lambda: driver.coordinator.expected,
+        exchanged=lambda: (board.turns, board.results),
         merged={} if former is None else former.merged,
         incarnations={} if former is None else former.incarnations,
     )

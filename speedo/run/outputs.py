@@ -28,6 +28,7 @@ from speedo.run_dir.directory import (
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.system import daemon_thread
 from speedo.system.daemon_thread import Result, within
+from speedo.system.failpoints import reached
 from speedo.system.files import written_whole
 from speedo.system.private_folders import make_private_folder
 
@@ -51,6 +52,7 @@ def hand_over(
     """
     outputs = Outputs(run_dir)
     model = outputs.keep(name, export)
+    reached("master-exported")
     if snapshot:
         with suppress(OSError):  # the model itself is there
             _within(lambda: link_or_copy(model, model.with_name(snapshot)))
@@ -74,6 +76,7 @@ def hand_over(
     result = replace(result, model=str(model), log_lines_lost=lost, problems=problems)
     fields = result_fields(result)
     outputs.keep(RESULT, lambda path: write_result(path.parent, fields))
+    reached("master-ended")
     return replace(result, problems=(*earlier, *outputs.problems))
 
 

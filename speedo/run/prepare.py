@@ -95,13 +95,14 @@ class Prepared:
 
 
 def prepare(
-    config: RunConfig, note: Callable[[str], None], anew_in: Path | None = None
+    config: RunConfig,
+    note: Callable[[str], None],
+    anew_in: Path | None = None,
+    again: bool = False,
 ) -> Prepared:
     """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
 
-    The run begins `anew_in` its directory, if that is given.
-
-    Raises `ConfigError`, `SolverError` with all problems found, `DataError`.
+    With `anew_in` it begins there, with `again` once more. Raises `ConfigError`, `SolverError`, `DataError`.
     """
     config = config.model_copy(update={"engine": decided_engine(config, note)})
     prepare_to_read(decided_choice(config).engine)
@@ -157,7 +158,7 @@ def prepare(
         )
     if config.data_share == "once":
         _check_each_once(spec, records)
-    if resumed is not None:
+    if resumed is not None and not again:
         check_there_is_more(resumed, spec, config.max_seconds)
     if isinstance(resumed, Resumed):
         settings = run_settings(config, spec, resumed.counters.run)

@@ -26,11 +26,14 @@ HOSTS_OWN: Final = "each host's own script"
 
 
 def prepare_script(
-    config: RunConfig, note: Callable[[str], None], anew_in: Path | None = None
+    config: RunConfig,
+    note: Callable[[str], None],
+    anew_in: Path | None = None,
+    again: bool = False,
 ) -> Prepared:
     """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`.
 
-    The run begins `anew_in` its directory, if that is given.
+    `anew_in` and `again` are as of `prepare`.
     """
     problems = []
     for number, phase in enumerate(config.phases, 1):
@@ -59,7 +62,7 @@ def prepare_script(
     if config.max_iter is not None:
         job = replace(job, max_iter=config.max_iter)
     if config.resume is not None:
-        return _resumed(config, job, config.resume, note)
+        return _resumed(config, job, config.resume, note, again=again)
     check_script_weights(config.weights, note)
     run = secrets.token_hex(6)
     settings = _settings(config, job, run, int(run[:7], 16) if config.seed is None else config.seed)
@@ -69,12 +72,13 @@ def prepare_script(
 
 
 def _resumed(
-    config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None]
+    config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None], *, again: bool
 ) -> Prepared:
     """The run in this directory, to continue with."""
     resumed = find_run(run_dir, script=True)
     former = read_former_run(resumed.path)
-    check_there_is_more(resumed, job, config.max_seconds)
+    if not again:
+        check_there_is_more(resumed, job, config.max_seconds)
     if config.seed not in (None, former.book.seed):
         raise ConfigError(
             f"seed is {config.seed}, and the run was begun with {former.book.seed}, by which its records are shuffled; "

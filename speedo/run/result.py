@@ -19,7 +19,8 @@ class RunResult:
     what `--keep-best` kept: output, value, iteration, version, model.
     `warning` says why the model may be worth less than the other figures say: it has learned nothing, or a worker was
     given up, and with it its records. `script_failures` are scripts that failed
-    in what they did after the training. `master_restarts` says why the command has started the master again, each time.
+    in what they did after the training. `master_restarts` says why the command has started the master again, each time,
+    and `merges_undone` how many merges the run has lost by going back to checkpoints.
     """
 
     mode: str
@@ -45,6 +46,7 @@ class RunResult:
     warning: str = ""
     script_failures: tuple[str, ...] = ()
     master_restarts: tuple[str, ...] = ()
+    merges_undone: int = 0
 
 
 def result_fields(result: RunResult) -> dict[str, Any]:

@@ -89,14 +89,15 @@ class TestPoint:
 class TestTurn:
     """To the script: whether it takes part in the test, whether it `begins` it, and, when it pauses, of which version.
 
-    After a part of a test: whether there are more records for it; if not, others test the rest.
+    Without a `version` that is not known yet: it asks again. After a part of a test: whether there are more records
+    for it; if not, others test the rest.
     """
 
     __test__ = False
 
     takes_part: bool
     begins: bool = False
-    version: int = 0
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

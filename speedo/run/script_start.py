@@ -67,6 +67,7 @@ class ScriptStart:
         self._arrays = first_arrays(config.weights)
         self._tests = tests
         self._training: Training | None = None
+        self._builds = False
         self._waiting: dict[int, Callable[[], None]] = {}
         self._stopped = ""
         self._exchange: tuple[int, str] | None = None  # of the first that was checked
@@ -81,9 +82,20 @@ class ScriptStart:
         is to continue with, `ConfigError` for other weights than the model's, `StoreError`.
         """
         with self._changed:
-            if self._training is None and worker == 0 and model is not None and not self._stopped:
-                self._training = self._build(model)
-                self._changed.notify_all()
+            idle = self._training is None and not self._builds and not self._stopped
+            builds = idle and worker == 0 and model is not None
+            self._builds = self._builds or builds
+        if builds:
+            assert model is not None
+            try:  # it may wait for the store: others that join meanwhile do not
+                training = self._build(model)
+                with self._changed:
+                    self._training = training
+            finally:
+                with self._changed:
+                    self._builds = False
+                    self._changed.notify_all()
+        with self._changed:
             if self._training is None or not self._served:
                 self._waiting[worker] = later
                 return None
@@ -132,6 +144,9 @@ class ScriptStart:
         limit_s, workers = self._config.timeout, self._config.workers
         with self._changed:
             self._changed.wait_for(lambda: self._training or self._stopped, limit_s)
+            self._changed.wait_for(
+                lambda: not self._builds
+            )  # it is bounded by the store's patience
             if self._training is None:
                 few = too_few_joined(len(self._waiting), workers, limit_s)
                 self._stopped = self._stopped or few

@@ -35,9 +35,10 @@ class Takeover:
     """Where a run goes on under another master, once it is asked for the checkpoint to begin from.
 
     `merges` may be missing in the log. `merged` has the ticket of each worker's last result that is in the center,
-    `incarnations` the latest of each slot. `tests`: a test was under way, which nobody else will make. Without `newest`
-    the run goes back to a checkpoint, or to its beginning, and its workers with it. In a run that has a lease,
-    `master_fence` knows the journal.
+    `incarnations` the latest of each slot, `members` the workers that were in the run; `exchanged` are its turns and
+    results before. `tests`: a test was under way, which nobody else will make. Without `newest` the run goes back to a
+    checkpoint, or to its beginning, and its workers with it. In a run that has a lease, `master_fence` knows the
+    journal.
     """
 
     store: Store
@@ -46,6 +47,8 @@ class Takeover:
     merges: tuple[Merge, ...] = ()
     merged: Mapping[int, int] = field(default_factory=dict)
     incarnations: Mapping[int, int] = field(default_factory=dict)
+    members: tuple[int, ...] = ()
+    exchanged: tuple[int, int] = (0, 0)
     tests: bool = False
     newest: bool = False
 
@@ -67,7 +70,9 @@ class Takeover:
             entries = [] if entry is None else [entry]
         else:
             entries = read_journals(Path(folder)) if folder else []
-        self.incarnations = entries[0].incarnations if entries else {}
+        self.members = tuple(range(settings.workers))
+        if entries:
+            self.incarnations, self.members = entries[0].incarnations, entries[0].members
         for entry in entries:
             counters = entry.counters
             if (counters.run, counters.layout) != (settings.run, layout.digest):
@@ -75,6 +80,7 @@ class Takeover:
             found = self._found(entry, settings, layout, history_of)
             if found is not None:
                 self.merges, self.merged = entry.merges, entry.merged
+                self.members, self.exchanged = entry.members, entry.exchanged
                 self.tests, self.newest = entry.tests, True
                 return self._for_new_workers(found) if settings.moved else found
         kept = self.run_dir / CHECKPOINTS

@@ -13,7 +13,8 @@ from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
-from speedo.master.driver import Driver, Outcome
+from speedo.master.driver import Driver
+from speedo.master.stopping import Outcome
 from speedo.messages import Event, Trained
 from speedo.run.best_model import BestFile
 from speedo.run.outputs import hand_over
@@ -176,6 +177,7 @@ class Training:
             best=None if self.best is None else self.best.result,
             warning="; ".join(filter(None, self._warnings(outcome))),
             master_restarts=settings.master_restarts,
+            merges_undone=self.log.undone,
             problems=tuple(
                 f"there is no checkpoint of the end: {one.hangs}"
                 for one in (self.keeper,)

@@ -47,6 +47,7 @@ MOST_RESULTS: Final = (
     20_000  # of results whose fate is not known yet; late ones leave theirs behind
 )
 MERGED: Final = b'"decision":"merged"'
+UNDONE: Final = b',"undone":'  # in a line `resumed`
 LOOKED_AT: Final = 10_000  # of a former master's last lines, for the last version
 # The name of a line, and which fields of an event or action it has; a problem that there is not is null.
 LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
@@ -91,9 +92,10 @@ class MetricsLog:
         self._tell, self._told = tell, ""
         self._last = 0.0  # the time of the last line
         self._before = 0  # the last version of the former master's lines
+        self.undone = 0  # merges that the run has lost by going back to a checkpoint, so far
         file = None
         if resumed:
-            file, self._last, self._before = _continued(folder / METRICS)
+            file, self._last, self._before, self.undone = _continued(folder / METRICS)
             self._start -= self._last
         self._file = LineFile(folder / METRICS, descriptor=file, lost=self._lost)
         self._file.flush()  # from now on the file is there
@@ -108,16 +110,21 @@ class MetricsLog:
         """
         self._write(now, "clock", {"at": at.isoformat(timespec="milliseconds"), "records": records})
 
-    def resume(self, epoch: int, counters: Counters | None, now: float, cause: str = "") -> None:
-        """The run continues from this checkpoint, or begins anew: what was merged after it is undone.
+    def resume(self, epoch: int, counters: Counters | None, now: float, cause: str = "") -> int:
+        """The run continues from these counters, or begins anew; returns how many merges after them are undone.
 
         The `cause` is empty if a person has resumed it.
         """
         fields = ("version", "iteration", "samples")
         values = {name: 0 if counters is None else getattr(counters, name) for name in fields}
         self._merged = (values["version"], values["iteration"])
-        why = {"cause": cause} if cause else {}
-        self._write(now, "resumed", {"epoch": epoch, **values, **why})
+        undone = max(0, self._before - values["version"])
+        self.undone += undone
+        more: dict[str, Any] = {"undone": undone} if undone else {}
+        if cause:
+            more["cause"] = cause
+        self._write(now, "resumed", {"epoch": epoch, **values, **more})
+        return undone
 
     def make_up(self, merges: Sequence[Merge], now: float) -> None:
         """Write the lines of those merges of a former master that its death has kept from the log."""
@@ -263,8 +270,8 @@ def _where(at: RunsAt) -> dict[str, Any]:
     return {name: value for name, value in asdict(at).items() if name != "device" or value}
 
 
-def _continued(path: Path) -> tuple[int, float, int]:
-    """The log so far in a new file under the same name, without a torn last line; its last time and version."""
+def _continued(path: Path) -> tuple[int, float, int, int]:
+    """The log so far in a new file, without a torn last line; its last time and version, and what was undone in it."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -286,6 +293,7 @@ def _continued(path: Path) -> tuple[int, float, int]:
         descriptor,
         _last(lines, "time"),
         int(_last([one for one in lines[-LOOKED_AT:] if MERGED in one], "version")),
+        sum(int(_last([one], "undone")) for one in lines if UNDONE in one),
     )
 
 

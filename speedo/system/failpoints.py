@@ -24,6 +24,11 @@ POINTS: Final = (
     "master-merging",  # a result is taken, nothing is merged
     "master-merged",  # merged, and not published
     "master-published",  # published, and no worker notified
+    "master-finished",  # the run has come to its end, of which nothing is done
+    "master-testing",  # its last test is asked for
+    "master-tested",  # and made, and its last checkpoint written
+    "master-exported",  # the model is there, the result is not
+    "master-ended",  # both are there, and its command does not know
     "server-merging",  # the same of a server, which has a range of it
     "server-merged",
     "server-published",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -179,3 +180,31 @@ def test_a_place_that_comes_too_late_is_given_back(
     assert master.given_back == []
     master.answers[0].answer.set_result("a place")
     assert (master.given_back, begun) == (["a place"], [])
+
+
+def test_a_host_asks_again_with_the_same_request_while_the_store_has_not_answered(
+    slow: tuple[SlowMaster, WorkerHost, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a place that nobody wants any more: its slot would be taken by nobody."""
+    master, host, begun = slow
+    monkeypatch.setattr("speedo.actors.worker_host.AGAIN_S", 0.0)
+    host._processes += [WorkerProcess(2), WorkerProcess(2)]
+    for process in host._processes:
+        host._begin(process, 0.0)
+    for answer in master.answers[:]:
+        answer.answer.set_result(None)
+    for process in host._processes:
+        host._begin(process, 1.0)
+        assert process.due > 1.0
+    host._begin(host._processes[0], 2.0)
+    master.answers[2].answer.set_result("a place")
+    host._begin(host._processes[0], 3.0)
+    assert begun == ["a place"]
+    host._leave([host._processes[1]], "fewer workers are wanted")
+    master.answers[3].answer.set_result(None)
+    ends = time.monotonic() + WAIT_S
+    while len(master.asked) < 5 and time.monotonic() < ends:
+        time.sleep(0.01)
+    master.answers[4].answer.set_result("another place")
+    assert master.given_back == ["another place"]
+    assert [request for *_, request in master.asked] == [1, 2, 1, 2, 2]

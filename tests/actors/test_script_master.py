@@ -107,7 +107,7 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         ask(master.ready.remote())
         run = master.run.remote()
         ask(master.enlist.remote("here", 3, 1))
-        places = [ask(master.assign.remote("here")) for _ in range(3)]
+        places = [ask(master.assign.remote("here", None, request)) for request in (1, 2, 3)]
         sizes = (8, 8, 9)  # the last is another model
         scripts = [
             actor_class(Script, threads=2).remote(master, settings, place, size)
@@ -126,7 +126,7 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         alive = tuple((place.worker, place.incarnation) for place in places)
         (end,) = [one for one in ask(master.attend.remote("here", alive)).end if one.worker == 2]
         assert end.reason.startswith(differs)
-        again = ask(master.assign.remote("here"))
+        again = ask(master.assign.remote("here", None, 4))
         with pytest.raises(Exception, match="parameters differ in names or shapes") as refused:
             ask(master.join.remote(again, scripts[2], ready[2]))
         assert type(refused.value.cause).__name__ == "ClusterError"

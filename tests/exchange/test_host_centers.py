@@ -143,6 +143,23 @@ def test_a_version_is_fetched_once_for_the_workers_of_a_host(
         assert versions_of(store, "run", one.place.start) == [3, 4]
 
 
+def test_copies_of_a_former_masters_epoch_go_with_the_first_of_the_next(
+    folder: Path, redis: PrivateRedis
+) -> None:
+    """They stayed to the end of the run: two centers in the memory of each host for every takeover."""
+    for epoch in (0, 1, 2):
+        host = Host(folder, redis, 2, run=f"former:{epoch}")
+        workers = [host.worker(), host.worker()]
+        for version in (5, 6):
+            host.publish(version)
+            assert [one.fetch(version) for one in workers] == [version] * 2
+        for one in workers:
+            one.close()
+        store = SharedMemoryStore(folder)
+        assert {keys.epoch_of("former", key) for key in store.keys("")} == {epoch}
+        store.close()
+
+
 def test_whoever_comes_while_a_version_is_fetched_waits_for_it(
     folder: Path, redis: PrivateRedis
 ) -> None:

@@ -29,6 +29,13 @@ EACH_BY_ITSELF = (
 # Turns that overlap. Stale results of two workers with momentum, added whole, let this net diverge at its own rate.
 OVERLAP = ("--overlap", "all", "--lr", "0.0002")
 OVERLAPPING = ("async", "easgd")
+STEPS_OF_THE_END = (  # after the last merge
+    "master-finished",
+    "master-testing",
+    "master-tested",
+    "master-exported",
+    "master-ended",
+)
 BEGUN = 12  # versions: enough for the gate to know what is usual
 
 

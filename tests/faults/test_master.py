@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.faults.rows import MODES, WITH_TORCH, Finding, row
-from tests.faults.running import HANG_S, Run, stand_still
+from tests.faults.running import HANG_S, STEPS_OF_THE_END, Run, stand_still
 from tests.support.commands import Commands, free_port
 from tests.support.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 
@@ -170,6 +170,36 @@ def test_another_master_takes_over_at_every_point(
     run.wait_for(lambda: len(run.lines("resumed")) == len(POINTS), RESUMED_S)
     run.goes_on(30)
     check_taken_over(run, len(POINTS), finding)
+
+
+@row(
+    3,
+    "master killed at every step between the last merge and the end, another one takes over",
+)
+def test_another_master_takes_over_at_every_step_of_the_end(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    """The run ended at once, with status 3: "the last test failed: the tester gave no answer"."""
+    environment = {
+        "SPEEDO_FAILPOINT": " ".join(STEPS_OF_THE_END),
+        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "done"),
+    }
+    run = Run(
+        *(speedo, problem, mode, "--max-iter", "200"),
+        *("--master-restarts", "10"),
+        environment=environment,
+    )
+    said = run.ends(0)
+    assert said.count("another master has taken over") == len(STEPS_OF_THE_END)
+    result = json.loads((run.dir / "result.json").read_text())
+    assert (result["complete"], result["test_problem"]) == (True, "")
+    assert result["reason"] == "reached max_iter 200"
+    assert result["metrics"]
+    assert min(result["images_per_s"], result["bytes_pushed"], result["bytes_pulled"]) > 0
+    epochs = epochs_of(run.check())
+    assert [epoch.number for epoch in epochs] == list(range(len(STEPS_OF_THE_END) + 1))
+    assert {epoch.version for epoch in epochs[1:]} == {result["version"]}
+    finding.note = "the last version is tested and exported each time"
 
 
 @row(

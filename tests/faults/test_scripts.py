@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.faults.rows import Finding, row
-from tests.faults.running import BY_REDIS, HANG_S, stand_still
+from tests.faults.running import BY_REDIS, HANG_S, STEPS_OF_THE_END, stand_still
 from tests.faults.scripts import FIT, SCRIPT_MODES, ScriptRun
 from tests.support.commands import Commands, free_port
 from tests.support.disks import fill, small_disk
@@ -68,6 +68,39 @@ def test_scripts_are_started_again_with_what_they_keep(
     run.check()
     result = json.loads((run.dir / "result.json").read_text())
     assert result["master_restarts"] == [resumed["cause"]]
+
+
+@row(
+    3,
+    "the master of `speedo run` killed at every step between the last merge and the end",
+    SCRIPT_MODES,
+)
+def test_scripts_whose_master_dies_at_every_step_of_the_end_have_their_result(
+    speedo: Commands, mode: str, finding: Finding
+) -> None:
+    environment = {
+        "SPEEDO_FAILPOINT": " ".join(STEPS_OF_THE_END),
+        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "done"),
+    }
+    run = ScriptRun(
+        *(
+            speedo,
+            mode,
+            *OFTEN,
+            "--workers",
+            "2",
+            str(FIT),
+            "none",
+            "0.1",
+        ),
+        environment=environment,
+    )
+    run.ends(0)
+    run.check()
+    result = json.loads((run.dir / "result.json").read_text())
+    assert result["complete"], result
+    assert len(result["master_restarts"]) == len(STEPS_OF_THE_END)
+    finding.note = "each record is in the model once"
 
 
 @row(5, "the run's own Redis killed, a user's script", SCRIPT_MODES)

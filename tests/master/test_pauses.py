@@ -11,7 +11,7 @@ from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
-from speedo.master.script_tests import ScriptTests
+from speedo.master.script_tests import NONE, ScriptTests
 from speedo.master.turn_deadlines import TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
     Action,
@@ -147,7 +147,7 @@ def test_the_first_that_comes_to_a_test_makes_it() -> None:
     assert run.tests.claim(1, 1, 0)
     assert run.tests.claim(0, 1, 0) is None
     run.take(Pause(1, 1, tests=True))
-    assert run.tests.version(1, 1, 0.0) == 0
+    assert run.tests.version(1, 1) == 0
     answer = Answer(0, {"accuracy": 0.5})
     run.tests.tested(1, 1, answer)
     assert run.told == [answer]
@@ -176,8 +176,8 @@ def test_there_is_no_test_once_the_run_is_over() -> None:
     for action in run.coordinator.end("every record of every epoch is trained"):
         run.tests.did(action, 0.0)
     run.take(Pause(0, 1, tests=True))
-    assert run.tests.version(0, 1, 0.0) is None
-    assert run.tests.version(1, 1, 0.0) is None
+    assert run.tests.version(0, 1) == NONE
+    assert run.tests.version(1, 1) == NONE
     assert not run.tests.claim(0, 1, 2)
     run.tests.ask(Evaluate(7, 70))  # nobody waits for it
     [told] = run.told
@@ -286,7 +286,7 @@ def shared_test() -> TestsOfScripts:
     assert run.tests.claim(1, 1, 0, 10) is True
     run.take(Pause(1, 1, tests=True))
     assert run.tests.claim(0, 1, 0, 10) is False
-    assert [run.tests.version(worker, 1, 0.0) for worker in (0, 1)] == [0, 0]
+    assert [run.tests.version(worker, 1) for worker in (0, 1)] == [0, 0]
     return run
 
 

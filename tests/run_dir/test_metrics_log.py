@@ -14,6 +14,7 @@ from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
 from speedo.master.plan import Plan
 from speedo.messages import Command, Drop, Evaluate, Merge, Part, StoreTrouble, Trained
+from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import MasterBegan, read_events
 from speedo.run_dir.metrics_log import MetricsLog
@@ -52,6 +53,32 @@ def test_each_master_says_what_a_clock_on_the_wall_shows_and_how_many_records_th
         {"time": 3.0, "event": "clock", "at": at, "records": 160},
     ]
     assert list(read_events(tmp_path)) == [MasterBegan(160, 1.5), MasterBegan(160, 3.0)]
+
+
+def test_a_run_that_goes_back_says_how_many_merges_are_undone(tmp_path: Path) -> None:
+    """It said only that another master had taken over: 26,240 merged lines, and 25,600 in the result."""
+
+    def at(version: int) -> Counters:
+        return Counters("run", 1, "async", version, 10 * version, 10 * version, version, 0.0, 5)
+
+    def merged(log: MetricsLog, *versions: int) -> None:
+        for version in versions:
+            log.did(
+                Merge(version, 10 * version, 10 * version, 1.0, (Part(0, 1, version, 10, 0, 0.5),)),
+                0.0,
+            )
+        log.close()
+
+    merged(MetricsLog(tmp_path, start=0.0), *range(1, 13))
+    undone = []
+    for epoch, version in ((1, 8), (2, 9), (3, 0)):
+        log = MetricsLog(tmp_path, start=0.0, resumed=True)
+        undone.append(log.resume(epoch, at(version) if version else None, 0.0, "the master died"))
+        merged(log, *range(version + 1, 10))
+        undone.append(log.undone)
+    assert undone == [4, 4, 0, 4, 9, 13]
+    lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert [line.get("undone") for line in lines if line["event"] == "resumed"] == [4, None, 9]
 
 
 def test_what_json_has_no_word_for_does_not_end_the_run(tmp_path: Path) -> None:

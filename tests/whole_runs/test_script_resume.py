@@ -164,6 +164,16 @@ def test_what_cannot_be_resumed_is_refused(
         prepare_script(config, print)
 
 
+@pytest.mark.parametrize("end", [{"max_iter": 8}, {"max_seconds": 1}])
+def test_a_run_that_its_command_has_lost_at_its_end_is_begun_again(
+    tmp_path: Path, end: dict[str, Any]
+) -> None:
+    """Its master died between the last checkpoint and the exit: the command refused the run as over."""
+    where = run_dir(tmp_path, checkpoint())
+    config = make_config({"resume": where, "script": (str(tmp_path / "train.py"),), **end})
+    assert prepare_script(config, print, None, True).resumed is not None
+
+
 def stranger(where: Path) -> None:
     (where / "config.yaml").chmod(0o666)
 

@@ -287,17 +287,17 @@ class ScriptTurns:
         if data is not None:
             part = SharedTest(self.source, data, batch, self._start.settings.workers)
         records = 0 if part is None else part.records
-        turn = self.source.test_turn(number, records, pauses=False)
+        turn = self.source.test_turn(number, records)
         if self.over or not turn.takes_part:
             return None
         with self.paused(tests=turn.begins) as say_again:
-            turn = self.source.test_turn(number, records, pauses=True)
-            if not turn.takes_part:
+            version = self.source.version_to_test(number)
+            if version is None:
                 return None
             once = partial(measured, measure, self._module)
             whole = once if part is None else partial(part.metrics, once, say_again)
             alone = part is None
-            return center_tested(self.worker, self.source, turn.version, whole, alone=alone)
+            return center_tested(self.worker, self.source, version, whole, alone=alone)
 
     @property
     def _in_team(self) -> bool:

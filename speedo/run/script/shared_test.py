@@ -10,11 +10,10 @@ from typing import Any, Final
 from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import Records, Tested
-from speedo.run.script.turns import TurnSource
+from speedo.run.script.turns import AGAIN_S, TurnSource
 from speedo.run.script_link import TestTurn
 from speedo.worker.share import Share
 
-AGAIN_S: Final = 0.05  # between two looks whether the others have tested the rest
 LEASES: Final = 10  # for each worker, if all are equally fast
 _NO_MORE: Final = object()
 

@@ -6,6 +6,7 @@ What else it asks goes to its actor, by the link.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -37,6 +38,7 @@ from speedo.run.script_link import (
     ToScript,
 )
 
+AGAIN_S: Final = 0.05  # before the master is asked again for what it does not know yet
 LOOK_S: Final = 0.2  # between two calls of what is done while the end of the run is waited for
 
 
@@ -150,13 +152,24 @@ class TurnSource:
         """Give back the turn that was begun, and get no other until the pause is over."""
         self.answer(Pause(*self._who, over, tests))
 
-    def test_turn(self, number: int, records: int, *, pauses: bool) -> TestTurn:
-        """Whether this worker takes part in the test of this number; in the pause for it also of which version."""
+    def test_turn(self, number: int, records: int) -> TestTurn:
+        """Whether this worker takes part in the test of this number."""
         with suppress(EOFError, OSError):
-            answer = self._ask(TestPoint(number, records, pauses))
+            answer = self._ask(TestPoint(number, records))
             assert isinstance(answer, TestTurn)
             return answer
         return TestTurn(takes_part=False)
+
+    def version_to_test(self, number: int) -> int | None:
+        """Wait, in the pause for the test of this number, for the version to test; None if there is none."""
+        with suppress(EOFError, OSError):
+            while True:
+                answer = self._ask(TestPoint(number, pauses=True))
+                assert isinstance(answer, TestTurn)
+                if not answer.takes_part or answer.version is not None:
+                    return answer.version if answer.takes_part else None
+                time.sleep(AGAIN_S)
+        return None
 
     def lease_to_test(self, request: LeaseRequest) -> Lease | NoLease:
         """Records to test; raises as `lease`."""

@@ -13,14 +13,14 @@ from speedo.exchange.vector import Layout
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoints import Checkpoints
 from speedo.master.coordinator import Coordinator
-from speedo.master.driver import Driver, Limits, Outcome
+from speedo.master.driver import Driver, Limits
 from speedo.master.local_servers import LocalServers
 from speedo.master.observers import Observer, Observers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Servers
 from speedo.master.speed_division import SpeedDivision
-from speedo.master.stopping import Stopping
+from speedo.master.stopping import Outcome, Stopping
 from speedo.master.turn_records import TurnRecords
 from speedo.sgd_modes.base import Strategy
 from speedo.storage.memory_store import MemoryStore

@@ -31,7 +31,9 @@ from speedo.master.plan import Plan
 from speedo.master.turn_records import TurnRecords
 from speedo.messages import (
     Action,
+    Checkpointed,
     Command,
+    Drop,
     Event,
     Finish,
     Joined,
@@ -41,8 +43,9 @@ from speedo.messages import (
     Train,
     Trained,
 )
+from speedo.messages import Tested as Answer
 from speedo.run.build import TICKETS_OF_AN_EPOCH
-from speedo.run.config.run_config import make_config
+from speedo.run.config.run_config import RunConfig, make_config
 from speedo.run.settings import Near, RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Counters
@@ -111,10 +114,12 @@ class Line(SimulatedCluster):
         if not self._present(worker):
             return None
         result = self.outcome(worker, command)
-        assert isinstance(result, Trained), result
         self.doing.pop(command.worker, None)
-        self.records[command.ticket] = result.records
-        self.last[command.worker] = command, result
+        if isinstance(result, Trained):
+            self.records[command.ticket] = result.records
+            self.last[command.worker] = command, result
+        else:  # a master that had come to the end of the run has removed its center
+            assert command.ticket // TICKETS_OF_AN_EPOCH != self.epoch, result
         if command.ticket // TICKETS_OF_AN_EPOCH != self.epoch:
             return self._rejoin(command.worker, command.incarnation)
         return result
@@ -143,11 +148,13 @@ class Line(SimulatedCluster):
         if handed is not None:
             assert command is not None
             begun = command.version
-            if not (self.counts(worker, handed.ticket) and self.take_up(handed)):
-                handed = None
-            else:
-                self.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
+            counts = self.counts(worker, handed.ticket)
+            if counts:
                 self.at(self.now, partial(lambda one: one, handed))
+            if counts and self.take_up(handed):
+                self.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
+            else:
+                handed = None
         return Joined(
             worker,
             incarnation,
@@ -171,15 +178,27 @@ class Witness:
         self.brought: set[int] = set()  # tickets that a former master had given out
         self.first, self.adds = first, adds
         self.finish: Finish | None = None
+        self.owed: set[int] = (
+            set()
+        )  # tickets of results that this master has heard of and has not decided on
+        self.ends: Callable[[], None] = lambda: None  # a step of the end of the run
         self.center: Center
         self.history: Callable[[], bytes]
 
     def saw(self, event: Event, now: float) -> None:
-        pass
+        if isinstance(event, Trained):
+            self.owed.add(event.ticket)
+        if isinstance(event, (Answer, Checkpointed)) and self.finish is not None:
+            self.ends()
 
     def did(self, action: Action, now: float) -> None:
-        if isinstance(action, Finish):
+        if isinstance(action, Merge):
+            self.owed.difference_update(part.ticket for part in action.parts)
+        elif isinstance(action, Drop):
+            self.owed.discard(action.ticket)
+        elif isinstance(action, Finish):
             self.finish = action
+            self.ends()
 
     def merged(self, merge: Merge, payloads: list[np.ndarray[Any, Any]]) -> None:
         """A merge has been carried out in memory; it is in the line until a successor begins before it."""
@@ -204,12 +223,25 @@ class Witness:
         kept: tuple[bytes, bytes] | None = None,
     ) -> None:
         assert published <= version <= len(self.line), "a published version is undone"
+        self.owed.clear()
+        self.finish = None
         del self.line[version:]
         np.testing.assert_array_equal(center, self.line[-1][1] if self.line else self.first)
         if self.line and kept is not None:
             assert kept == self.line[-1][2]
 
+    def check_numbers(self, config: RunConfig, samples: int) -> None:
+        """Each worker was there all the time: each merge is that of all, whichever master has made it."""
+        workers, steps = config.workers, config.local_steps
+        assert isinstance(steps, int)
+        for merge, *_ in self.line:
+            if config.mode == "easgd":
+                assert merge.rate == pytest.approx(0.9 / workers)
+            if config.mode == "sync" and merge.samples_seen + workers * steps * BATCH < samples:
+                assert len(merge.parts) == workers
+
     def check(self) -> None:
+        assert not self.owed, "results are in no count"
         parts = [part for merge, *_ in self.line for part in merge.parts]
         keys = [(part.worker, part.incarnation, part.ticket) for part in parts]
         assert len(set(keys)) == len(keys), "merged twice"
@@ -274,6 +306,8 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     near = Near(folder=str(folder))
     settings = RunSettings("line", "1", spec, workers, (), seed, 1.0, near=near)
     epoch, often = 0, chance.choice((0.004, 0.02, 0.08))
+    return_s = chance.choice((5.0, 5.0, 5.0, 0.02))  # a turn takes up to 0.5 s
+    witness.ends = lambda: end_of_master()
     former: Takeover | None = None
     counters: Counters | None = None
     kept = b""
@@ -294,6 +328,7 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             first_ticket=epoch * TICKETS_OF_AN_EPOCH + 1,
             received=0 if counters is None else counters.received,
             started=former is not None,
+            awaited=set() if former is None else set(former.members),
         )
         vector = first.copy()
         center = Center(f"line:{epoch}", vector, layout, store, coordinator.version, epoch)
@@ -304,6 +339,10 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         def dies(epoch: int = epoch) -> None:
             if epoch < 40 and chance.random() < often:
+                raise KilledError
+
+        def end_of_master(epoch: int = epoch) -> None:
+            if epoch < 40 and chance.random() < 0.3:
                 raise KilledError
 
         def reached(point: str, center: Center = center) -> None:
@@ -325,6 +364,7 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             counted,
             whole=lambda beside=beside: not beside,  # type: ignore[misc]
             records=book.state,
+            members=lambda one=coordinator: one.expected,  # type: ignore[misc]
             merged={} if former is None else former.merged,
             incarnations={} if former is None else former.incarnations,
         )
@@ -360,12 +400,15 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             *(coordinator, center, cluster),
             Observers(book, witness) if once else witness,
             cluster.clock,
-            Limits(),
+            Limits(return_s=return_s),
+            has_tester=True,
+            taken_over=former is not None and former.newest,
             journal=journal,
             with_records=book.with_records if once else lambda action: action,
         )
         try:
-            driver.run()
+            outcome = driver.run()
+            end_of_master()  # before its command knows the result
             break
         except KilledError:
             epoch += 1
@@ -373,7 +416,8 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         begun = former.as_checkpoint(engine(0), settings, mode)
         if begun is None:  # killed before it had published anything
             assert published == 0
-            former, counters, kept = Takeover(store, folder), None, b""
+            former = Takeover(store, folder, members=former.members)
+            counters, kept = None, b""
             state, history = State(), engine(0).history()
             witness.taken_over(0, first, 0)
         else:
@@ -386,7 +430,11 @@ def run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         cluster.follow(epoch)
     assert witness.finish is not None
     assert witness.finish.complete, witness.finish
+    assert outcome.metrics == {"version": float(len(witness.line))}, "the last test is missing"
+    assert (outcome.version, outcome.samples) == (len(witness.line), coordinator.samples)
     witness.check()
+    if return_s > 1.0 and not teams:
+        witness.check_numbers(config, plan.samples)
     if once:
         witness.check_records(cluster.records)
     return epoch, len(witness.brought)
