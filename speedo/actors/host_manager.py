@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
-from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
+from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster
+from speedo.actors.ray_errors import raised_by, why
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.exchange.channel import first_line
@@ -311,11 +312,12 @@ class HostManager:
             ready = ray.get(actor.rebuild.remote(admitted), timeout=REBUILD_S)
         except GetTimeoutError:
             cause = f"it did not take its new shard within {REBUILD_S:.0f} s"
-        except RayTaskError as error:
-            cause = f"it could not take its new shard: {first_line(error.cause)}"
-        except RayActorError as error:
-            time.sleep(CAUSE_WAIT_S)  # its host knows better, and says so first
-            cause = death_cause(error)
+        except RayError as error:
+            cause = why(error)
+            if raised_by(error) is not None:
+                cause = f"it could not take its new shard: {cause}"
+            else:
+                time.sleep(CAUSE_WAIT_S)  # its host knows better, and says so first
         except SpeedoError as error:
             cause = first_line(error)
         else:
