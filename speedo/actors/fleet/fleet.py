@@ -80,7 +80,7 @@ class Fleet:
         self._keepers: dict[str, _Keeper] = {}
         self._refused: dict[str, str] = {}
         self._deaths: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}  # the next keeper of a node
+        self._not_before: dict[str, float] = {}  # for a node whose keeper has ended: the next one
         self._master: Any = None
         self._said_full = False
         self._tidying: list[threading.Thread] = []
@@ -287,7 +287,7 @@ class Fleet:
                 self._dismiss(node, f"the master did not answer this node: {why(error)}")
         else:
             if keeper.doing == "examine" and answer != node:
-                self._lose(node, keeper)
+                self._end_keeper(node, keeper)
             if isinstance(answer, News):
                 for text in answer.notes:
                     self._note(f"{keeper.name}: {text}")
@@ -298,12 +298,11 @@ class Fleet:
 
     def _drop_gone(self, nodes: Mapping[str, object]) -> None:
         """End the keepers of nodes that are none of these: one that has not begun there waits for ever."""
-        for node in self._keepers.keys() - nodes.keys():
-            self._lose(node, self._keepers[node])
-
-    def _lose(self, node: str, keeper: _Keeper) -> None:
-        self._end_keeper(node, keeper)
-        self._note(f"{keeper.name}: the node is gone")
+        for node in (self._keepers.keys() | self._not_before.keys()) - nodes.keys():
+            if (keeper := self._keepers.get(node)) is not None:
+                self._end_keeper(node, keeper)
+            del self._not_before[node]
+            self._note(f"{_name_of(node)}: the node is gone")
 
     def _end_keeper(self, node: str, keeper: _Keeper) -> None:
         """Its workers end with it. One that only cannot be reached ends, too."""
@@ -329,10 +328,7 @@ class Fleet:
                 "install speedo and pycaffe into it, on every node",
             )
             return
-        if node not in _alive():
-            self._note(f"{keeper.name}: the node is gone")
-            return
-        if isinstance(error, NO_NODE):  # either it is gone, or it has just come
+        if isinstance(error, NO_NODE) or node not in _alive():  # it is gone, or has just come
             return
         lived = time.monotonic() - keeper.since
         self._deaths[node] = 1 if lived > HEALTHY_S else self._deaths.get(node, 0) + 1
