@@ -68,7 +68,7 @@ class _Host:
     trains: bool = True
     leaves: bool = False  # it gets no workers any more
     leave_s: float | None = None  # somebody wants it to leave
-    asks: bool = False  # it does once its workers have started
+    asks: bool = False  # it does once its workers have their places
     silent: bool = False
 
 
@@ -201,7 +201,7 @@ class HostManager:
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
             known.heard, known.asks = now, True
-            self._tell_silent(now)
+            self._look_for_silent(now)
             self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
@@ -219,6 +219,11 @@ class HostManager:
         if board.started and board.records and self._roster.share == "shard":
             return board.samples % board.records
         return board.samples  # of another way of sharing the roster knows the passes
+
+    def tell_silent(self) -> None:
+        """Look whether a host is not heard of any more: where there is only one, no other one asks meanwhile."""
+        with self._lock:
+            self._look_for_silent(time.monotonic())
 
     # ------------------------------------------------------------ inside
 
@@ -245,10 +250,10 @@ class HostManager:
         if self._roster.share == "own" and not self._board.over:
             self._board.records = self._roster.records()
 
-    def _tell_silent(self, now: float) -> None:
+    def _look_for_silent(self, now: float) -> None:
         """Say of a host once that it is not heard of, and once that it is again: its workers fail with it."""
         for name, host in self._hosts.items():
-            silent = host.asks and now > host.heard + QUIET_S
+            silent = host.asks and now > host.heard + QUIET_S and name != MASTERS_OWN
             if silent != host.silent and not self._board.over:
                 host.silent = silent
                 self._board.notice(
