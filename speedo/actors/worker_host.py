@@ -116,7 +116,9 @@ class WorkerHost:
             while starting and not stopped:
                 ready, _ = ray.wait(list(starting), timeout=WATCH_S)
                 now = time.monotonic()
-                if now >= self._next_attend:  # only to be heard: orders are followed once all have joined
+                if (
+                    now >= self._next_attend
+                ):  # only to be heard: orders are followed once all have joined
                     self._next_attend = now + ATTEND_S
                     self._master.attend.remote(self._name, ())
                 for one in ready or list(starting):  # one that takes too long says so
