@@ -284,6 +284,7 @@ class Fleet:
             elif meaning_of(error) is Meaning.BUG:
                 self._refuse(node, why(error))
             else:  # of the master or the store: another keeper begins with its successor
+                self._not_before[node] = time.monotonic() + AGAIN_S
                 self._dismiss(node, f"the master did not answer this node: {why(error)}")
         else:
             if keeper.doing == "examine" and answer != node:
