@@ -189,7 +189,8 @@ def test_an_error_ends_one_keeper_and_another_one_begins_while_the_other_host_is
         == keepers.left()
         == ({f"{BETA} 0"} if refused else {f"{ALPHA} 1", f"{BETA} 0"})
     )
-    assert list(keepers.fleet._refused) == ([ALPHA] if refused else [])
+    why = f"node alpha:aaaaaa: {raised_by(error)}"
+    assert keepers.fleet._refused == ({ALPHA: why} if refused else {})
 
 
 @each_error
@@ -235,6 +236,19 @@ def test_a_keeper_on_another_node_than_its_own_is_ended(monkeypatch: pytest.Monk
     keepers.look(12)
     assert keepers.training == keepers.left() == {f"{ALPHA} 1", f"{BETA} 0"}
     assert not keepers.fleet._refused
+
+
+@each_error
+def test_a_keeper_that_could_not_follow_another_master_begins_again(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    keepers, error = Keepers(monkeypatch), ERRORS[name]
+    keepers.look(4)
+    keepers.ray.faults[f"{ALPHA} 0", "follow", 1] = lambda: Reference(error=error)
+    keepers.fleet.follow(keepers.ray.actor("master", {}), SimpleNamespace())  # type: ignore[arg-type]
+    keepers.look(8)
+    successor = 0 if name in GONE else 1  # the master is gone: its successor is followed
+    assert keepers.training == keepers.left() == {f"{ALPHA} {successor}", f"{BETA} 0"}
 
 
 @each_error

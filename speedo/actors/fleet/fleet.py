@@ -41,13 +41,17 @@ KEEPER_THREADS: Final = 8
 
 @dataclass(eq=False)
 class _Keeper:
-    """One node's: what it was last asked, and what it has. `seats` is None before it has begun."""
+    """One node's: what it was last asked, and what it has. `seats` is None before it has begun.
+
+    `follows` is its answer to another master, while that is to come.
+    """
 
     name: str
     handle: Any
     asked: Any = None
     doing: str = ""
     seats: tuple[Seat, ...] | None = None
+    follows: Any = None
     since: float = field(default_factory=time.monotonic)
     next_news: float = 0.0
 
@@ -141,7 +145,7 @@ class Fleet:
                 master.want.remote(self._wanted)
             for keeper in self._keepers.values():
                 if keeper.seats is not None:
-                    keeper.handle.follow.remote(master)
+                    keeper.follows = keeper.handle.follow.remote(master)
 
     def scale(self, workers: int) -> str:
         """Have this many workers from now on; returns a sentence for people."""
@@ -246,12 +250,14 @@ class Fleet:
             if now >= self._not_before.get(node, 0.0):
                 self._new_keeper(node)
         for node, keeper in list(self._keepers.items()):
-            if keeper.asked is not None:
+            if keeper.follows is not None and ray.wait([keeper.follows], timeout=0)[0]:
+                self._hear_following(node, keeper)
+            if keeper.asked is not None and node in self._keepers:
                 if not ray.wait([keeper.asked], timeout=0)[0]:
                     continue
                 self._hear(node, keeper)
-                if node not in self._keepers:
-                    continue
+            if node not in self._keepers:
+                continue
             self._ask(node, keeper, taken.get(node, ()), now)
         if not self._hosts:
             self._judge(taken)
@@ -296,6 +302,15 @@ class Fleet:
                     self._note(text)
                 if answer.last_died is not None:
                     self._refuse(node, f"every worker there died, the last: {answer.last_died}")
+
+    def _hear_following(self, node: str, keeper: _Keeper) -> None:
+        """A keeper that is not known to the present master must begin again."""
+        follows, keeper.follows = keeper.follows, None
+        try:
+            ray.get(follows)
+        except RayError as error:
+            if meaning_of(error) is not Meaning.GONE:  # else that master's successor is followed
+                self._end_keeper(node, keeper)
 
     def _drop_gone(self, nodes: Mapping[str, object]) -> None:
         """End the keepers of nodes that are none of these: one that has not begun there waits for ever."""
