@@ -83,6 +83,13 @@ def raised_by(error: BaseException) -> BaseException | None:
     return error.cause if isinstance(error, RayTaskError) else None
 
 
+def is_gone(error: BaseException | None) -> bool:
+    """Whether there is no answer because the other side has ended."""
+    if not isinstance(error, RayError) or raised_by(error) is not None:
+        return False
+    return meaning_of(error) is Meaning.GONE
+
+
 def why(error: BaseException) -> str:
     """A line for people: what the called code has raised, or why there is no answer."""
     if (raised := raised_by(error)) is not None:

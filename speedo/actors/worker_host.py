@@ -16,11 +16,11 @@ import ray
 from ray.exceptions import RayError
 
 from speedo.actors.host_manager import Orders
-from speedo.actors.ray_errors import meaning_of, raised_by, why
+from speedo.actors.ray_errors import is_gone, raised_by, why
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import WorkerProcess, warm
 from speedo.engines.solver.holding import Holding, holding_of
-from speedo.errors import ClusterError, Meaning, SpeedoError
+from speedo.errors import ClusterError, SpeedoError
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine as network_of_machine
 from speedo.run.scratch import LEAVES
@@ -116,9 +116,8 @@ class WorkerHost:
             while starting and not stopped:
                 ready, _ = ray.wait(list(starting), timeout=WATCH_S)
                 now = time.monotonic()
-                if (
-                    now >= self._next_attend
-                ):  # only to be heard: orders are followed once all have joined
+                if now >= self._next_attend:
+                    # Only to be heard of: orders are followed once all have joined.
                     self._next_attend = now + ATTEND_S
                     self._master.attend.remote(self._name, ())
                 for one in ready or list(starting):  # one that takes too long says so
@@ -188,7 +187,7 @@ class WorkerHost:
                 master.adopt.remote(self._name, place), timeout=ANSWER_S
             )
         except RayError as error:
-            if meaning_of(error) is Meaning.GONE:
+            if is_gone(error):
                 raise  # its successor is followed
             return None
         return adopted
@@ -344,7 +343,7 @@ class WorkerHost:
                 self._join(process, ready)
         except (SpeedoError, RayError) as error:
             # The successor of a master that is gone adopts this worker; whatever else it is, it has not joined.
-            if meaning_of(error) is not Meaning.GONE:
+            if not is_gone(error):
                 self._died(process, why(error), now)
 
     def _join(self, process: WorkerProcess, ready: Ready) -> None:

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from speedo.actors.fleet.keeper import News, NodeKeeper
 from speedo.actors.fleet.seats import NODE_LABEL, Seat, Seats, offered_hosts
-from speedo.actors.ray_errors import NO_NODE, meaning_of, raised_by, why
+from speedo.actors.ray_errors import NO_NODE, is_gone, meaning_of, raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, Meaning, SpeedoError
@@ -309,7 +309,8 @@ class Fleet:
         try:
             ray.get(follows)
         except RayError as error:
-            if meaning_of(error) is not Meaning.GONE:  # else that master's successor is followed
+            # A keeper that has died is heard of when it is asked; the successor of a master that has is followed.
+            if not (is_gone(error) or is_gone(raised_by(error))):
                 self._end_keeper(node, keeper)
 
     def _drop_gone(self, nodes: Mapping[str, object]) -> None:
@@ -321,7 +322,7 @@ class Fleet:
             self._note(f"{_name_of(node)}: the node is gone")
 
     def _end_keeper(self, node: str, keeper: _Keeper) -> None:
-        """Its workers end with it. One that only cannot be reached ends, too."""
+        """Its workers end with it. A keeper that lives, and only cannot be reached, is ended, too."""
         del self._keepers[node]
         self._not_before[node] = time.monotonic() + AGAIN_S
         if self._master is not None and keeper.seats is not None:

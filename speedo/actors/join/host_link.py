@@ -31,7 +31,7 @@ from speedo.watch.status import Status
 FOLDER: Final = "SPEEDO_HOST_FOLDER"
 SOCKET: Final = "host"
 RESOURCE: Final = "speedo_host"  # of Ray's: this node offers itself to the master
-ANSWER_S: Final = 20
+ANSWER_S: Final = 20  # for the other side to send, or take, the next byte of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class CommandLink:
         self._listener.bind(str(folder / SOCKET))
         self._listener.listen(1)
         self._keeper: Connection | None = None
-        self._process = 0  # the keeper's
+        self._process = 0  # the keeper's; 0 if its number is not known here
         self._asked: Leave | None = None
 
     @property
@@ -204,9 +204,10 @@ class CommandLink:
 
     def _take_another(self) -> Connection:
         made, _ = self._listener.accept()
-        if self._keeper is not None:  # its workers end with it, before others train in their place
-            with suppress(ProcessLookupError):
-                os.kill(self._process, signal.SIGKILL)
+        if self._keeper is not None:
+            if self._process > 0:  # its workers end with it, before others train in their place
+                with suppress(ProcessLookupError):
+                    os.kill(self._process, signal.SIGKILL)
             self._keeper.close()
         peer = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self._process, _, _ = struct.unpack("3i", peer)
