@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError
 
 from speedo.actors.join.asked_to_leave import seconds_in
 from speedo.actors.master_process import MasterProcess
-from speedo.errors import ClusterError, SpeedoError
-from speedo.exchange.channel import first_line
+from speedo.actors.ray_errors import meaning_of, raised_by, why
+from speedo.errors import ClusterError, Meaning, SpeedoError
 from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.system.bounds import said
 from speedo.system.json_lines import plain
@@ -113,13 +113,14 @@ class Control:
             )
         except AttributeError:
             raise ClusterError(f"this run knows no `speedo {method}`") from None
-        except RayTaskError as error:
-            if isinstance(error.cause, SpeedoError):
-                raise error.cause from None
-            raise ClusterError(f"the master failed: {first_line(error.cause)}") from None
-        except GetTimeoutError:
-            raise ClusterError(
-                f"the master did not answer within {timeout_s:.0f} s: try again"
-            ) from None
-        except (RayError, RuntimeError) as error:  # Ray is being shut down, or the master died
-            raise ClusterError(f"the master is gone: {first_line(error)}") from None
+        except (RayError, RuntimeError) as error:  # the last while Ray is being shut down
+            raised = raised_by(error)
+            if isinstance(raised, SpeedoError):
+                raise raised from None
+            if raised is not None:
+                raise ClusterError(f"the master failed: {why(error)}") from None
+            if meaning_of(error) is Meaning.AGAIN:
+                raise ClusterError(
+                    f"the master did not answer within {timeout_s:.0f} s: try again"
+                ) from None
+            raise ClusterError(f"the master is gone: {why(error)}") from None

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
-from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster, death_cause
+from speedo.actors.ray_cluster import CAUSE_WAIT_S, Gone, RayCluster
+from speedo.actors.ray_errors import raised_by, why
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError, SpeedoError
 from speedo.exchange.channel import first_line
@@ -67,7 +68,7 @@ class _Host:
     trains: bool = True
     leaves: bool = False  # it gets no workers any more
     leave_s: float | None = None  # somebody wants it to leave
-    asks: bool = False  # it does once its workers have started
+    asks: bool = False  # it does once its workers have their places
     silent: bool = False
 
 
@@ -200,7 +201,7 @@ class HostManager:
             if known is None:
                 raise ClusterError(f"host {host} is not known here: it must register first")
             known.heard, known.asks = now, True
-            self._tell_silent(now)
+            self._look_for_silent(now)
             self._tell_wanted()  # a host that started for long counts again
             self._reshard_if_due(now)
         places = {key: self._roster.now_at(*key) for key in alive}
@@ -218,6 +219,11 @@ class HostManager:
         if board.started and board.records and self._roster.share == "shard":
             return board.samples % board.records
         return board.samples  # of another way of sharing the roster knows the passes
+
+    def tell_silent(self) -> None:
+        """Look whether a host is not heard of any more: where there is only one, no other one asks meanwhile."""
+        with self._lock:
+            self._look_for_silent(time.monotonic())
 
     # ------------------------------------------------------------ inside
 
@@ -244,10 +250,10 @@ class HostManager:
         if self._roster.share == "own" and not self._board.over:
             self._board.records = self._roster.records()
 
-    def _tell_silent(self, now: float) -> None:
+    def _look_for_silent(self, now: float) -> None:
         """Say of a host once that it is not heard of, and once that it is again: its workers fail with it."""
         for name, host in self._hosts.items():
-            silent = host.asks and now > host.heard + QUIET_S
+            silent = host.asks and now > host.heard + QUIET_S and name != MASTERS_OWN
             if silent != host.silent and not self._board.over:
                 host.silent = silent
                 self._board.notice(
@@ -312,11 +318,12 @@ class HostManager:
             ready = ray.get(actor.rebuild.remote(admitted), timeout=REBUILD_S)
         except GetTimeoutError:
             cause = f"it did not take its new shard within {REBUILD_S:.0f} s"
-        except RayTaskError as error:
-            cause = f"it could not take its new shard: {first_line(error.cause)}"
-        except RayActorError as error:
-            time.sleep(CAUSE_WAIT_S)  # its host knows better, and says so first
-            cause = death_cause(error)
+        except RayError as error:
+            cause = why(error)
+            if raised_by(error) is not None:
+                cause = f"it could not take its new shard: {cause}"
+            else:
+                time.sleep(CAUSE_WAIT_S)  # its host knows better, and says so first
         except SpeedoError as error:
             cause = first_line(error)
         else:

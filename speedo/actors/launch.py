@@ -371,7 +371,9 @@ def _follow(
     these also ends the run if no other can join: `died` says how that is told. It ends with an error if one of Ray's
     processes dies or the start of the tester fails. A bad record ends it early; the message names the record.
     """
-    from ray.exceptions import GetTimeoutError, RayActorError
+    from ray.exceptions import RayError
+
+    from speedo.actors.ray_errors import raised_by
 
     replaced = False
     with told_of(servers.prepared, servers.lost):
@@ -380,7 +382,11 @@ def _follow(
                 if replaced:
                     host.follow(master.actor, master.settings.for_others())
                 return _follow_one(master, servers, watch, stopped, host, died)
-            except (RayActorError, GetTimeoutError) as error:
+            except RayError as error:
+                if (
+                    raised_by(error) is not None
+                ):  # the master, or the tester's start, has failed by itself
+                    raise
                 servers.require()
                 if not master.replace(error):
                     raise

@@ -221,6 +221,7 @@ class MasterActor(ServedMaster):
         self._cluster.stop(reason, within_s)
 
     def status(self) -> Status:
+        self._host_manager.tell_silent()
         status = (self._training or self._parts).status()
         if self._servers is None:
             return status

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
+from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
 from speedo.engines.evaluation import Share
@@ -291,10 +291,12 @@ class RayCluster:
         """A worker serves its channel no longer; without an error because it was let go."""
         if self._channels is not None:
             self._channels.look_again()
-        if isinstance(error, RayTaskError):
-            self.lost(worker, incarnation, first_line(error.cause))
-        elif error is not None:
-            self._lost_soon(worker, incarnation, death_cause(error))
+        if error is None:
+            return
+        if raised_by(error) is not None:
+            self.lost(worker, incarnation, why(error))
+        else:
+            self._lost_soon(worker, incarnation, why(error))
 
     def _lost_soon(self, worker: int, incarnation: int, cause: str) -> None:
         self._later(CAUSE_WAIT_S, self.lost, worker, incarnation, cause)
@@ -309,10 +311,10 @@ class RayCluster:
             if not isinstance(trained, Trained | Refused):
                 return self.lost(worker, incarnation, f"it answered a turn by {trained!r:.100}")
             self.answered(trained)
-        elif isinstance(error, RayTaskError):
-            self.answered(refusal(command, error.cause))
+        elif (raised := raised_by(error)) is not None:
+            self.answered(refusal(command, raised))
         else:
-            self._lost_soon(worker, incarnation, death_cause(error))
+            self._lost_soon(worker, incarnation, why(error))
 
     def _ask_for_state(self, command: SaveState) -> None:
         worker, incarnation, version = command.worker, command.incarnation, command.version
@@ -329,20 +331,8 @@ class RayCluster:
                 if (saved := answer.result()) is not None:
                     self._events.put(saved)
             else:
-                cause = error.cause if isinstance(error, RayTaskError) else error
-                problem = first_line(cause)
-                self._events.put(StateSaved(worker, incarnation, version, problem=problem))
+                self._events.put(StateSaved(worker, incarnation, version, problem=why(error)))
 
         handle.save_state.remote(command).future().add_done_callback(
             lambda answer: self._aloud(done, answer)
         )
-
-
-def death_cause(error: BaseException) -> str:
-    """Why an actor died, as far as Ray tells."""
-    text = str(error)
-    if isinstance(error, RayActorError) and "out-of-memory" in text.lower():
-        return "its process was killed because the node ran out of memory"
-    if isinstance(error, RayActorError):
-        return "its process died"
-    return first_line(error)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from speedo.actors.ray_cluster import death_cause
+from speedo.actors.ray_errors import raised_by, why
 from speedo.errors import SpeedoError
 from speedo.master.server_requests import Answer, Request, ServerLost
 
@@ -93,18 +93,17 @@ class ServerCalls:
         try:
             return self.handle.do_all.remote(requests)
         except RayError as error:
-            return ServerLost(death_cause(error))
+            return ServerLost(why(error))
 
     def _answered(self, asked: Sequence[Asked], done: Any) -> None:
         error = done.exception()
         if error is None:
-            self._over(asked, done.result())
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, SpeedoError):
-            self._over(asked, [error.cause] * len(asked))
-        elif isinstance(error, RayTaskError):
-            self._over(asked, error)
+            return self._over(asked, done.result())
+        raised = raised_by(error)
+        if isinstance(raised, SpeedoError):
+            self._over(asked, [raised] * len(asked))
         else:
-            self._over(asked, ServerLost(death_cause(error)))
+            self._over(asked, ServerLost(why(error)) if raised is None else error)
 
     def _over(
         self, asked: Sequence[Asked], found: Sequence[Found] | ServerLost | Exception

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import psutil
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from speedo.actors.range_copies import CopyCarrier
+from speedo.actors.ray_errors import raised_by
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.server_actor import ServerActor, ServerOrder
 from speedo.actors.worker_process import started
@@ -112,7 +113,7 @@ class ServerHost:
                     self._attend()
             except (RayError, SpeedoError, OSError, psutil.Error) as error:
                 pause = AGAIN_S
-                cause = error.cause if isinstance(error, RayTaskError) else error
+                cause = raised_by(error) or error
                 if isinstance(cause, SpeedoError) and (text := first_line(cause)) != self._said:
                     self._said = text
                     self._note(f"warning: no server can be started here: {text}")
@@ -130,12 +131,18 @@ class ServerHost:
             server = self._servers.pop(index)
             server.end()
             server.redis.stop()
+        problems = []
         for index, order in wanted.items():
-            server = self._servers.get(index) or self._begin(order)
-            if server.order.incarnation != order.incarnation or server.is_dead:
-                server.end()
-                server.order = order
-                self._start(server)
+            try:
+                server = self._servers.get(index) or self._begin(order)
+                if server.order.incarnation != order.incarnation or server.is_dead:
+                    server.end()
+                    server.order = order
+                    self._start(server)
+            except (RayError, SpeedoError, OSError, psutil.Error) as error:
+                problems.append(error)  # the others start nevertheless
+        if problems:
+            raise problems[0]
 
     def _begin(self, order: ServerOrder) -> _Server:
         redis = PrivateRedis(

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
+from speedo.actors.ray_errors import raised_by, why
 from speedo.engines.evaluation import Part, Share, combined
 from speedo.engines.native_failures import capture_stderr
 from speedo.exchange.channel import first_line
@@ -216,7 +217,7 @@ class ShareTests:
         try:
             asked = tester.evaluate.remote(command.version).future()
         except RayError as error:
-            self._tell(PartTested(command.version, (), first_line(error)))
+            self._tell(PartTested(command.version, (), why(error)))
             return
         asked.add_done_callback(lambda done: self._done(command, tester, done))
 
@@ -245,8 +246,7 @@ class ShareTests:
         error = done.exception()
         if error is None:
             self._tell(PartTested(version, done.result()))
-        elif isinstance(error, RayActorError) and self._testers < MOST_TESTERS:
+        elif raised_by(error) is None and self._testers < MOST_TESTERS:
             self._ask_later(command, tester)
         else:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            self._tell(PartTested(version, (), first_line(cause)))
+            self._tell(PartTested(version, (), why(error)))

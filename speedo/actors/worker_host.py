@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError
 
 from speedo.actors.host_manager import Orders
+from speedo.actors.ray_errors import is_gone, raised_by, why
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import WorkerProcess, warm
 from speedo.engines.solver.holding import Holding, holding_of
 from speedo.errors import ClusterError, SpeedoError
-from speedo.exchange.channel import first_line
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine as network_of_machine
 from speedo.run.scratch import LEAVES
@@ -120,6 +120,10 @@ class WorkerHost:
             while starting and not stopped:
                 ready, _ = ray.wait(list(starting), timeout=WATCH_S)
                 now = time.monotonic()
+                if now >= self._next_attend:
+                    # Only to be heard of: orders are followed once all have joined.
+                    self._next_attend = now + ATTEND_S
+                    self._master.attend.remote(self._name, ())
                 for one in ready or list(starting):  # one that takes too long says so
                     if (answer := starting[one].answer(now)) is not None:
                         self._join(starting.pop(one), answer)
@@ -132,11 +136,10 @@ class WorkerHost:
         """An error ends the workers that have begun, and is raised as what has caused it."""
         try:
             yield
-        except RayTaskError as error:
+        except (SpeedoError, RayError) as error:
             self._leave(self._processes, "it did not start")
-            raise error.cause from None
-        except (SpeedoError, RayError):
-            self._leave(self._processes, "it did not start")
+            if (raised := raised_by(error)) is not None:
+                raise raised from None
             raise
 
     def _holding(self, count: int) -> Holding:
@@ -173,13 +176,23 @@ class WorkerHost:
                     master.gave_up.remote(process.former, process.given_up_for)
                 trains = process.starting is None or process.follows
                 if process.place is not None and trains and not process.is_dead():
-                    with suppress(RayTaskError):  # it begins anew
-                        ask = partial(master.adopt.remote, self._name, process.place)
-                        process.follow(settings, self._patiently(ask), now, master)
+                    place = self._adopted(master, process.place)
+                    if place is not None:
+                        process.follow(settings, place, now, master)
                         continue
                 if process.place is not None:  # the former master alone knew of it
                     process.end()
                     process.due = now
+
+    def _adopted(self, master: Any, place: Assignment) -> Assignment | None:
+        """What another master says to this place of a former one; None where its worker must begin again."""
+        try:
+            adopted: Assignment = self._patiently(partial(master.adopt.remote, self._name, place))
+        except RayError as error:
+            if is_gone(error):
+                raise  # its successor is followed
+            return None
+        return adopted
 
     def _wait_for_servers(self) -> None:
         """Until the center has its servers: before that a worker could connect with nobody."""
@@ -312,7 +325,7 @@ class WorkerHost:
         asked, process.asked = process.asked, None
         try:
             place = ray.get(asked)
-        except RayTaskError:  # its store is away
+        except RayError:  # the master's store is away, or the master is
             process.due = now + AGAIN_S
             return
         if place is None:  # the store has not answered the master yet
@@ -346,10 +359,10 @@ class WorkerHost:
             ready = process.answer(now)
             if ready is not None:
                 self._join(process, ready)
-        except RayTaskError as error:
-            self._died(process, first_line(error.cause), now)
-        except (SpeedoError, GetTimeoutError) as error:
-            self._died(process, first_line(error), now)
+        except (SpeedoError, RayError) as error:
+            # The successor of a master that is gone adopts this worker; whatever else it is, it has not joined.
+            if not is_gone(error):
+                self._died(process, why(error), now)
 
     def _join(self, process: WorkerProcess, ready: Ready) -> None:
         join = self._master.join.remote(process.place, process.actor, ready)

@@ -12,17 +12,16 @@ from typing import Any, Final
 
 import psutil
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 
 from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
-from speedo.actors.ray_cluster import death_cause
+from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.engines import layer_notes
 from speedo.engines.native_failures import STACK_SIGNAL
 from speedo.errors import EngineError, SpeedoError
-from speedo.exchange.channel import first_line
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
 from speedo.run.open_store import overlaps
@@ -155,7 +154,8 @@ class WorkerProcess:
             with suppress(RayError):  # it never said who it is: Ray alone can end it
                 self._process = _process(ray.get(self._who, timeout=0))
         if self.actor is not None:
-            ray.kill(self.actor)
+            with suppress(RayError):
+                ray.kill(self.actor)
         if self._process is not None:
             with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
                 self._process.kill()
@@ -199,15 +199,14 @@ def started(
     """The answer of an actor's `start`; a death becomes an error with Caffe's own words."""
     try:
         return ray.get(reference, timeout=timeout_s)
-    except RayTaskError as error:
-        if isinstance(error.cause, SpeedoError):
-            raise error.cause from None
-        raise EngineError(f"{who} could not start: {first_line(error.cause)}; see {log}") from None
-    except RayActorError as error:
-        cause = cause_in(log, log_begin) or death_cause(error)
-        raise EngineError(f"{who} could not start: {cause}; see {log}") from None
     except GetTimeoutError:
         raise _too_late(who, timeout_s, log, remedy) from None
+    except RayError as error:
+        raised = raised_by(error)
+        if isinstance(raised, SpeedoError):
+            raise raised from None
+        cause = why(error) if raised is not None else cause_in(log, log_begin) or why(error)
+        raise EngineError(f"{who} could not start: {cause}; see {log}") from None
 
 
 def _too_late(who: str, limit_s: float, log: Path, remedy: str) -> EngineError:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from speedo.actors.host_manager import End, HostManager
+from speedo.actors.host_manager import MASTERS_OWN, End, HostManager
 from speedo.actors.ray_cluster import RayCluster
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError
@@ -92,6 +92,19 @@ def test_a_host_that_is_not_heard_of_is_told_once_and_once_that_it_is_again(
     assert desk.board.status(0.0).notices == (told,)
     desk.supervisor.attend("b", ())
     assert desk.board.status(0.0).notices == (told, "host b is heard of again")
+
+
+def test_the_only_host_that_is_not_heard_of_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, now = Desk(), [1000.0]
+    monkeypatch.setattr("speedo.actors.host_manager.time.monotonic", lambda: now[0])
+    for host in ("a", MASTERS_OWN):  # the latter is a part of the master's own command
+        desk.supervisor.enlist(host, 1, 4)
+        desk.supervisor.attend(host, ())
+    now[0] = 1007.0
+    desk.supervisor.tell_silent()
+    desk.supervisor.tell_silent()
+    (told,) = desk.board.status(0.0).notices
+    assert told.startswith("warning: nothing was heard of host a for 7 s")
 
 
 def test_what_the_user_wants_counts_where_somebody_else_places_the_workers() -> None:

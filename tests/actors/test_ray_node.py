@@ -102,6 +102,24 @@ def test_a_head_that_serves_who_has_no_token_ends_the_start() -> None:
             Head(node).require_token()
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("ray.py", "raise ImportError('no Ray here')", "ImportError: no Ray here"),
+        ("sitecustomize.py", "import os; os.abort()", "its test ended with -6"),
+        ("sitecustomize.py", "import time; time.sleep(600)", "no answer within 1 s"),
+    ],
+)
+def test_a_start_ends_where_it_cannot_be_seen_whether_ray_wants_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, words: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr("speedo.actors.ray_node.probe.PROBE_S", 1.0 if "sleep" in text else 60.0)
+    with pytest.raises(ClusterError, match=f"could not be checked, so no run starts: {words}"):
+        Head(Node("", "127.0.0.1:1", "", {})).require_token()
+
+
 def of_node(folder: str) -> list[psutil.Process]:
     """The processes of Ray's services there, and what they have started."""
     services = [one for one in psutil.process_iter() if folder in " ".join(words_of(one))]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rows import Finding, row
+from tests.faults.rows import EVERY, Finding, row
 from tests.faults.running import HANG_S, Run
 from tests.faults.store_server import OwnRedis
-from tests.support.commands import Commands
+from tests.support.commands import Commands, how_loaded
 from tests.support.invariants import Line
 from tests.support.network import Host, ip, network
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 TIMEOUT = ("--timeout", "300")
+SERVED_S = 10.0
 
 
 @pytest.fixture
@@ -120,11 +124,7 @@ def comes_back(spread: Spread, slot: int, finding: Finding) -> None:
 def test_a_host_that_is_cut_off_is_set_aside_and_returns(
     spread: Spread, mode: str, finding: Finding
 ) -> None:
-    far, run = spread.far, spread.run
-    asked_by = (
-        run.lines("joined")[-1]["time"] + 3.0
-    )  # a host asks every second once its workers are there
-    run.wait_for(lambda: run.lines()[-1]["time"] > asked_by)
+    far = spread.far
     spread.members[1].pull_the_cable()
     slot = set_aside_and_back(spread, finding, time.monotonic())
     assert slot == far
@@ -169,6 +169,45 @@ def test_a_node_process_that_dies_costs_its_workers_and_its_host_returns(
     comes_back(spread, slot, finding)
     failed = spread.run.failed_first(f"host {spread.far_host}", "Ray")
     assert f"worker {far}" in [one.process for one in failed.followed]
+
+
+@row(8, "worker's host killed and started again at once, many times", ("async",), "async")
+def test_a_host_that_comes_back_at_once_is_served_each_time(
+    speedo: Commands, problem: Path, mode: str, finding: Finding, hosts: list[Host]
+) -> None:
+    """It has the same address and ports, and Ray calls its former node alive for some seconds more."""
+    times = 30 if os.environ.get(EVERY) == "all" else 3
+    chief, *members, _ = hosts
+    run = Run(
+        speedo, problem, mode, *TIMEOUT, "--host", chief.address,
+        command="master", inside=chief.inside,
+    )  # fmt: skip
+
+    def join(host: Host) -> subprocess.Popen[str]:
+        return speedo.start("worker", "--master", chief.address, *TIMEOUT, inside=host.inside)
+
+    other, returning = map(join, members)
+    run.has_begun()
+    took, keepers = [], []
+    for _ in range(times):
+        members[1].kill_all()
+        returning.wait(HANG_S)
+        joined, began, loaded = len(run.lines("joined")), time.monotonic(), how_loaded()
+        returning = join(members[1])
+        run.wait_for(lambda joined=joined: len(run.lines("joined")) > joined)
+        now = run.lines("joined")[-1]
+        run.wait_for(lambda now=now: run.merged(now["worker"], now["incarnation"]))
+        took.append(time.monotonic() - began)
+        keepers.append(len(speedo.named("NodeKeeper")))
+        finding.recovered(took[-1])
+        assert took[-1] < SERVED_S * max(loaded, how_loaded()), took
+    finding.note = f"{times} times; half of them within {statistics.median(took):.1f} s"
+    assert set(keepers) == {2}, keepers
+    run.stop()
+    for host in (other, returning):
+        _, errors = host.communicate(timeout=HANG_S)
+        assert host.returncode == 0, errors
+    run.check()
 
 
 def begins_again(

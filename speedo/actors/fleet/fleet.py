@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayError
 
 from speedo.actors.fleet.keeper import News, NodeKeeper
-from speedo.actors.fleet.seats import Seat, Seats, offered_hosts
+from speedo.actors.fleet.seats import NODE_LABEL, Seat, Seats, offered_hosts
+from speedo.actors.ray_errors import NO_NODE, is_gone, meaning_of, raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.data.remote.uris import uri_of
-from speedo.errors import ClusterError, SpeedoError
-from speedo.exchange.channel import first_line
+from speedo.errors import ClusterError, Meaning, SpeedoError
 from speedo.run.config.resources import parse_resources
 from speedo.run.prepare import Prepared
 from speedo.run.settings import RunSettings
@@ -34,6 +33,7 @@ LOOK_S: Final = 0.25
 NEWS_S: Final = 1.0
 EXAMINE_S: Final = 120.0  # a node that makes the bundled dataset takes some seconds
 LEAVE_S: Final = 10.0
+AGAIN_S: Final = 1.0  # before a node gets another keeper
 DEATHS: Final = 3  # of keepers of one node, in a row
 HEALTHY_S: Final = 60.0  # a keeper that lived so long was well
 KEEPER_THREADS: Final = 8
@@ -41,13 +41,17 @@ KEEPER_THREADS: Final = 8
 
 @dataclass(eq=False)
 class _Keeper:
-    """One node's: what it was last asked, and what it has. `seats` is None before it has begun."""
+    """One node's: what it was last asked, and what it has. `seats` is None before it has begun.
+
+    `follows` is its answer to another master, while that is to come.
+    """
 
     name: str
     handle: Any
     asked: Any = None
     doing: str = ""
     seats: tuple[Seat, ...] | None = None
+    follows: Any = None
     since: float = field(default_factory=time.monotonic)
     next_news: float = 0.0
 
@@ -80,6 +84,7 @@ class Fleet:
         self._keepers: dict[str, _Keeper] = {}
         self._refused: dict[str, str] = {}
         self._deaths: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}  # for a node whose keeper has ended: the next one
         self._master: Any = None
         self._said_full = False
         self._tidying: list[threading.Thread] = []
@@ -92,16 +97,23 @@ class Fleet:
 
         Raises `ClusterError` if no node can, or there is no room.
         """
-        nodes = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+        nodes = _alive()
         for node in nodes:
             self._new_keeper(node)
         deadline = time.monotonic() + EXAMINE_S
         for node in nodes:
-            keeper = self._keepers[node]
-            if not ray.wait([keeper.asked], timeout=max(0.0, deadline - time.monotonic()))[0]:
-                self._refuse(node, f"its examination took more than {EXAMINE_S:.0f} s")
-            else:
-                self._hear(node, keeper)
+            while node not in self._refused and node in _alive():
+                keeper = self._keepers.get(node)
+                if keeper is not None and keeper.asked is None:  # it can train
+                    break
+                if time.monotonic() > deadline:
+                    self._refuse(node, f"its examination took more than {EXAMINE_S:.0f} s")
+                elif keeper is None:  # it died
+                    time.sleep(AGAIN_S)
+                    self._new_keeper(node)
+                elif ray.wait([keeper.asked], timeout=NEWS_S)[0]:
+                    self._hear(node, keeper)
+        self._drop_gone(_alive())
         if self._refused and self._all_refused():
             causes = "; ".join(self._refused.values())
             raise ClusterError(f"no node of the Ray cluster can train: {causes}")
@@ -133,7 +145,7 @@ class Fleet:
                 master.want.remote(self._wanted)
             for keeper in self._keepers.values():
                 if keeper.seats is not None:
-                    keeper.handle.follow.remote(master)
+                    keeper.follows = keeper.handle.follow.remote(master)
 
     def scale(self, workers: int) -> str:
         """Have this many workers from now on; returns a sentence for people."""
@@ -227,21 +239,25 @@ class Fleet:
                     self._look(time.monotonic())
 
     def _look(self, now: float) -> None:
-        refused = frozenset(self._refused)
-        if not self._hosts:
-            taken = self._seats.used(self._wanted, refused)
-        else:  # and those that are gone, until their keepers' ends are heard
-            known = {node: keeper.seats or () for node, keeper in self._keepers.items()}
-            taken = known | offered_hosts(refused)
-        for node in taken.keys() - self._keepers.keys():
-            self._new_keeper(node)
+        refused, nodes = frozenset(self._refused), _alive()
+        self._drop_gone(nodes)
+        taken = (
+            offered_hosts(nodes, refused)
+            if self._hosts
+            else self._seats.used(self._wanted, refused)
+        )
+        for node in (taken.keys() & nodes.keys()) - self._keepers.keys():
+            if now >= self._not_before.get(node, 0.0):
+                self._new_keeper(node)
         for node, keeper in list(self._keepers.items()):
-            if keeper.asked is not None:
+            if keeper.follows is not None and ray.wait([keeper.follows], timeout=0)[0]:
+                self._hear_following(node, keeper)
+            if keeper.asked is not None and node in self._keepers:
                 if not ray.wait([keeper.asked], timeout=0)[0]:
                     continue
                 self._hear(node, keeper)
-                if node not in self._keepers:
-                    continue
+            if node not in self._keepers:
+                continue
             self._ask(node, keeper, taken.get(node, ()), now)
         if not self._hosts:
             self._judge(taken)
@@ -268,14 +284,17 @@ class Fleet:
         asked, keeper.asked = keeper.asked, None
         try:
             answer = ray.get(asked)
-        except RayTaskError as error:
-            if isinstance(error.cause, RayActorError):  # another keeper begins with its successor
-                self._dismiss(node, "the master died as this node began")
-            else:
-                self._refuse(node, first_line(error.cause))
-        except RayActorError as error:
-            self._died(node, keeper, error)
+        except RayError as error:
+            if raised_by(error) is None:
+                self._died(node, keeper, error)
+            elif meaning_of(error) is Meaning.BUG:
+                self._refuse(node, why(error))
+            else:  # of the master or the store: another keeper begins with its successor
+                self._not_before[node] = time.monotonic() + AGAIN_S
+                self._dismiss(node, f"the master did not answer this node: {why(error)}")
         else:
+            if keeper.doing == "examine" and answer != node:
+                self._end_keeper(node, keeper)
             if isinstance(answer, News):
                 for text in answer.notes:
                     self._note(f"{keeper.name}: {text}")
@@ -284,10 +303,36 @@ class Fleet:
                 if answer.last_died is not None:
                     self._refuse(node, f"every worker there died, the last: {answer.last_died}")
 
-    def _died(self, node: str, keeper: _Keeper, error: RayActorError) -> None:
-        """A keeper is gone, and its workers with it: with its node, or alone."""
+    def _hear_following(self, node: str, keeper: _Keeper) -> None:
+        """A keeper that is not known to the present master must begin again."""
+        follows, keeper.follows = keeper.follows, None
+        try:
+            ray.get(follows)
+        except RayError as error:
+            # A keeper that has died is heard of when it is asked; the successor of a master that has is followed.
+            if not (is_gone(error) or is_gone(raised_by(error))):
+                self._end_keeper(node, keeper)
+
+    def _drop_gone(self, nodes: Mapping[str, object]) -> None:
+        """End the keepers of nodes that are none of these: one that has not begun there waits for ever."""
+        for node in (self._keepers.keys() | self._not_before.keys()) - nodes.keys():
+            if (keeper := self._keepers.get(node)) is not None:
+                self._end_keeper(node, keeper)
+            del self._not_before[node]
+            self._note(f"{_name_of(node)}: the node is gone")
+
+    def _end_keeper(self, node: str, keeper: _Keeper) -> None:
+        """Its workers end with it. A keeper that lives, and only cannot be reached, is ended, too."""
         del self._keepers[node]
-        self._farewell(keeper)
+        self._not_before[node] = time.monotonic() + AGAIN_S
+        if self._master is not None and keeper.seats is not None:
+            self._master.farewell.remote(keeper.name)
+        with suppress(RayError):
+            ray.kill(keeper.handle)
+
+    def _died(self, node: str, keeper: _Keeper, error: RayError) -> None:
+        """A keeper is gone: with its node, which Ray may call alive for some seconds more, or alone."""
+        self._end_keeper(node, keeper)
         text = str(error)
         if "ModuleNotFoundError" in text or "ImportError" in text:
             lines = [line.strip() for line in text.splitlines()]
@@ -300,12 +345,11 @@ class Fleet:
                 "install speedo and pycaffe into it, on every node",
             )
             return
-        if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
-            self._note(f"{keeper.name}: the node is gone")
+        if isinstance(error, NO_NODE) or node not in _alive():  # it is gone, or has just come
             return
         lived = time.monotonic() - keeper.since
         self._deaths[node] = 1 if lived > HEALTHY_S else self._deaths.get(node, 0) + 1
-        if self._deaths[node] >= DEATHS or keeper.doing == "examine":
+        if self._deaths[node] >= DEATHS:
             self._refuse(
                 node, f"the process that keeps its workers died: {' '.join(text.split())[:1000]}"
             )
@@ -347,17 +391,24 @@ class Fleet:
 
     def _all_refused(self) -> bool:
         """Whether every node that has room for a worker at all is refused."""
-        nodes = [one for one in ray.nodes() if one["Alive"] and self._seats.holds_one(one)]
-        return {str(one["NodeID"]) for one in nodes} <= self._refused.keys()
+        able = {node for node, one in _alive().items() if self._seats.holds_one(one)}
+        return able <= self._refused.keys()
 
     # ------------------------------------------------------------ keepers
 
     def _new_keeper(self, node: str) -> None:
         root = self._prepared.config.data_root
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
         name = _name_of(node)
-        keeper = actor_class(NodeKeeper, threads=KEEPER_THREADS, scheduling_strategy=here)
+        # The node that gets a keeper checks its own label. By `NodeAffinitySchedulingStrategy` one that came back at
+        # once gets the keepers of its former id, too: it has the address that Ray knows for that one.
+        keeper = actor_class(
+            NodeKeeper,
+            threads=KEEPER_THREADS,
+            scheduling_strategy="DEFAULT",
+            label_selector={NODE_LABEL: node},
+        )
         handle = keeper.remote(
+            node,
             name,
             root if root is None or uri_of(root) is not None else root.absolute(),
             self._prepared.run_dir.absolute(),
@@ -374,10 +425,6 @@ class Fleet:
         )
         self._keepers[node] = _Keeper(name, handle, asked, "examine")
 
-    def _farewell(self, keeper: _Keeper) -> None:
-        if self._master is not None and keeper.seats is not None:
-            self._master.farewell.remote(keeper.name)
-
     def _bring_home(self, keeper: _Keeper, answer: Any) -> None:
         with suppress(RayError, SpeedoError, OSError):
             logs: dict[str, bytes] = ray.get(answer)
@@ -385,6 +432,11 @@ class Fleet:
             for name, content in logs.items():
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content)
+
+
+def _alive() -> dict[str, Mapping[str, Any]]:
+    """The nodes that Ray calls alive, by id: one that died remains so for 5 to 14 s, also beside its successor."""
+    return {str(one["NodeID"]): one for one in ray.nodes() if one["Alive"]}
 
 
 def _name_of(node: str) -> str:

@@ -66,12 +66,15 @@ class News:
 class NodeKeeper:
     """Has the workers and servers of one node, as the fleet says, or as `speedo worker` offers where that started it.
 
-    `data_root`, a folder or a URI, is searched for relative data paths.
+    `node` is the id of that node: on any other it does nothing. `data_root`, a folder or a URI, is searched for
+    relative data paths.
     """
 
-    def __init__(self, name: str, data_root: Path | None, run_dir: Path) -> None:
+    def __init__(self, node: str, name: str, data_root: Path | None, run_dir: Path) -> None:
         self._name, self._run_dir = name, run_dir
-        self._link = HostLink.of_this_node()
+        self._node = str(ray.get_runtime_context().get_node_id())
+        self._is_home = self._node == node
+        self._link = HostLink.of_this_node() if self._is_home else None
         self._given_root = data_root if self._link is None else self._link.offer.data_root
         self._root = located(self._given_root) or self._given_root or default_data_root()
         self._notes: list[str] = []
@@ -101,8 +104,13 @@ class NodeKeeper:
         records: int | None,
         share: DataShare,
         choice: EngineChoice,
-    ) -> None:
-        """Raises `SpeedoError` with what keeps this node from training: SpeeDO, the engine, or the data."""
+    ) -> str:
+        """The id of its node, which can train.
+
+        Raises `SpeedoError` with what keeps this node from training: SpeeDO, the engine, or the data.
+        """
+        if not self._is_home:
+            return self._node
         with self._told():
             if version != VERSION:
                 raise ClusterError(
@@ -113,12 +121,12 @@ class NodeKeeper:
                 spec = self._link.offer.work(spec)
             if isinstance(spec, ScriptJob):
                 self._require_script(spec)
-                return
+                return self._node
             if self._link is not None:
                 choice = self._link.offer.engine(choice)
             prepare_process(choice)
             if self._link is not None and not self._link.offer.count:
-                return
+                return self._node
             fetch_sources(spec.on_node(self._root), self._given_root, self._note)
             missing = preparable_dataset(spec.on_node(self._root))
             if missing is not None:
@@ -126,6 +134,7 @@ class NodeKeeper:
             own = spec.on_node(self._root)
             check_solver(own, workers=workers, split=split)
             check_records(self._name, count_records(own), records, share)
+        return self._node
 
     def _require_script(self, job: ScriptJob) -> None:
         """A cluster of the user's has the script on every node; a host's own command fails with its own words."""

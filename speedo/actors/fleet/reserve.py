@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 from speedo.actors.fleet.connection import connected
 from speedo.actors.fleet.seats import Seat, Seats
@@ -66,7 +66,7 @@ class Reservation:
             try:
                 self._known[key] = ray.get(one, timeout=ANSWER_S)
                 workers.append({"id": number, **self._known[key]})
-            except (RayError, GetTimeoutError) as error:
+            except RayError as error:
                 host = self._known.get(key, {"host": CLUSTER})["host"]
                 failures.append(_failure(f"its process is gone: {first_line(error)}", 1, host))
         if missing := self._count - len(seats):

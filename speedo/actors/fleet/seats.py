@@ -166,15 +166,15 @@ class Seats:
         remove_placement_group(group)
 
 
-def offered_hosts(refused: frozenset[str]) -> dict[str, tuple[Seat, ...]]:
-    """A place on each node that `speedo worker` has started; the host says how many workers it has there."""
-    return by_node(
-        [
-            Seat(None, 0, str(node["NodeID"]))
-            for node in ray.nodes()
-            if node["Alive"] and RESOURCE in node["Resources"] and node["NodeID"] not in refused
-        ]
-    )
+def offered_hosts(
+    nodes: Mapping[str, Mapping[str, Any]], refused: frozenset[str]
+) -> dict[str, tuple[Seat, ...]]:
+    """A place on each of the nodes that `speedo worker` has started; the host says how many workers it has there."""
+    return {
+        node: (Seat(None, 0, node),)
+        for node, known in nodes.items()
+        if RESOURCE in known["Resources"] and node not in refused
+    }
 
 
 def by_node(seats: list[Seat]) -> dict[str, tuple[Seat, ...]]:

@@ -2,17 +2,21 @@
 
 The command starts the node, with the name of a private folder in its environment, and listens at a socket in there.
 Ray's processes inherit that environment, so the keeper finds the socket, gets the `Offer`, and sends notes, states and
-at last how its stay ended. The command sends a `Leave` if something asks it to end; its own end counts as one.
+at last how its stay ended. The command sends a `Leave` if something asks it to end; its own end counts as one. Either
+side may be stopped or hang, in the middle of a message, too: the other one waits `ANSWER_S` for the rest.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
+import struct
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -27,6 +31,7 @@ from speedo.watch.status import Status
 FOLDER: Final = "SPEEDO_HOST_FOLDER"
 SOCKET: Final = "host"
 RESOURCE: Final = "speedo_host"  # of Ray's: this node offers itself to the master
+ANSWER_S: Final = 20  # for the other side to send, or take, the next byte of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +122,21 @@ class Failed:
 Ending = Over | Stopped | Failed
 
 
+def _bounded(made: socket.socket) -> Connection:
+    """Its `recv` and `send` raise `OSError` after `ANSWER_S` seconds without a byte."""
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        made.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", ANSWER_S, 0))
+    return Connection(made.detach())
+
+
 class HostLink:
     """The keeper's side. `leave` is what asks it to end, once something does: the latest."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, made: socket.socket) -> None:
+        """Raises `OSError`, `EOFError` if the command offers nothing."""
         self.leave: Leave | None = None
-        self.offer: Offer = connection.recv()
-        self._connection = connection
+        self._connection = _bounded(made)
+        self.offer: Offer = self._connection.recv()
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="host-command", daemon=True).start()
 
@@ -133,34 +146,40 @@ class HostLink:
         folder = os.environ.get(FOLDER)
         if folder is None:
             return None
-        made = socket.socket(socket.AF_UNIX)
-        try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.settimeout(ANSWER_S)
             made.connect(str(Path(folder, SOCKET)))
-        except OSError:
-            made.close()
-            raise
-        return cls(Connection(made.detach()))
+            made.settimeout(None)
+            return cls(made)
 
     def tell(self, what: str | Status | Ending) -> None:
+        """A state is left out while the command, which may be stopped, reads nothing: the next one says more."""
         with self._sending, suppress(OSError):  # nobody listens any more: the wish to end is there
-            self._connection.send(what)
+            if not (isinstance(what, Status) and self._is_full()):
+                self._connection.send(what)
+
+    def _is_full(self) -> bool:
+        room = select.poll()
+        room.register(self._connection, select.POLLOUT)
+        return not room.poll(0)
 
     def _listen(self) -> None:
         try:
-            while True:
+            while self._connection.poll(None):
                 self.leave = self._connection.recv()
         except (EOFError, OSError):
             self.leave = Leave("its command has ended")
 
 
 class CommandLink:
-    """The command's side: the keepers of this host's workers, one after another."""
+    """The command's side: the keeper of this host's workers. The master starts another one only after giving one up."""
 
     def __init__(self, folder: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / SOCKET))
         self._listener.listen(1)
         self._keeper: Connection | None = None
+        self._process = 0  # the keeper's; 0 if its number is not known here
         self._asked: Leave | None = None
 
     @property
@@ -169,21 +188,31 @@ class CommandLink:
 
     def heard(self, offer: Offer, timeout_s: float) -> Any:
         """What the keeper says, within the timeout; None if nothing. Raises `EOFError` if it is gone."""
-        if self._keeper is None:
-            self._listener.settimeout(timeout_s)
-            try:
-                made, _ = self._listener.accept()
-            except TimeoutError:
-                return None
-            self._keeper = Connection(made.detach())
-            self._keeper.send(offer)
-            return None
+        keeper = self._keeper
+        ready = wait([self._listener] if keeper is None else [self._listener, keeper], timeout_s)
         try:
-            return self._keeper.recv() if self._keeper.poll(timeout_s) else None
+            if keeper is not None and keeper in ready:
+                return keeper.recv()
+            if self._listener in ready:
+                self._take_another().send(offer)
         except (EOFError, OSError):
+            assert self._keeper is not None
             self._keeper.close()
             self._keeper = None
             raise EOFError from None
+        return None
+
+    def _take_another(self) -> Connection:
+        made, _ = self._listener.accept()
+        if self._keeper is not None:
+            if self._process > 0:  # its workers end with it, before others train in their place
+                with suppress(ProcessLookupError):
+                    os.kill(self._process, signal.SIGKILL)
+            self._keeper.close()
+        peer = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self._process, _, _ = struct.unpack("3i", peer)
+        self._keeper, self._asked = _bounded(made), None
+        return self._keeper
 
     def leave(self, wish: Leave) -> None:
         """Have the keeper end; another wish takes the place of the former."""

@@ -62,10 +62,10 @@ def why_not(
 def main() -> None:
     """Joins, says what went wrong, and ends."""
     _end_at(*_ENDS)
-    ray = import_ray()
-    if len(sys.argv) > 2:
-        take_addresses_literally()
     try:
+        ray = import_ray()
+        if len(sys.argv) > 2:
+            take_addresses_literally()
         ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
     except Exception as error:
         os.write(1, f"{type(error).__name__}: {' '.join(str(error).split())}\n".encode())

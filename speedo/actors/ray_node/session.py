@@ -16,13 +16,14 @@ from speedo.actors.ray_node import ports
 from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.lean_import import import_ray
-from speedo.actors.ray_node.node import Node, ray_node
+from speedo.actors.ray_node.node import REFUSED, Node, ray_node
 from speedo.actors.ray_node.private_names import PIPED, take_addresses_literally
 from speedo.actors.ray_node.probe import why_not
 from speedo.errors import ClusterError
 from speedo.system.import_order import with_our_path
 
 NAMESPACE: Final = "speedo"
+TRIES: Final = 3  # to look whether Ray wants the token: on a busy machine it may not answer in time
 USERS: Final = "SPEEDO_USERS_RAY"  # the user's settings of Ray, for a script of the user's
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
 # train, workers have less for it. Deaths and joins are reported in other ways.
@@ -151,11 +152,19 @@ class Head:
             yield
 
     def require_token(self) -> None:
-        """Raises `ClusterError` if Ray serves who has no token."""
+        """Raises `ClusterError` unless Ray says that it refuses a program without the token."""
         others = {name: value for name, value in os.environ.items() if not _is_of_ray(name)}
         others |= {"RAY_AUTH_MODE": "disabled"}
-        if not why_not(self.node.gcs, others, literally=True):
-            raise ClusterError(
-                f"Ray serves {self.node.gcs} to programs without the token, so no run starts: install "
-                "another Ray; the tests run with 2.56 and 2.60"
-            )
+        for _ in range(TRIES):
+            words = why_not(self.node.gcs, others, literally=True)
+            if not words:
+                raise ClusterError(
+                    f"Ray serves {self.node.gcs} to programs without the token, so no run starts: install "
+                    "another Ray; the tests run with 2.56 and 2.60"
+                )
+            if any(word in words for word in REFUSED):
+                return
+        raise ClusterError(
+            f"whether Ray at {self.node.gcs} refuses programs without the token could not be checked, so no run "
+            f"starts: {words}; start it again"
+        )
