@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,24 @@ def test_auto_begins_with_what_a_share_of_half_of_the_free_memory_takes(
     parts = engine_of(LARGE, "auto", sharing=sharing)
     assert parts._micro.size == part
     parts.close()
+
+
+@pytest.mark.parametrize(("sharing", "part"), [(1, 64), (2, 32)])
+def test_on_a_gpu_parts_are_halved_once_if_a_step_fills_this_workers_share_of_it(
+    sharing: int, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr("speedo.engines.pytorch.micro_batch.free_memory", lambda: 1 << 40)
+    engine = engine_of(LARGE, "auto", sharing=sharing)
+    micro = engine._micro
+    monkeypatch.setattr(micro, "_net", SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40, 100))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 60)
+    for _ in range(2):
+        micro._keep_room()
+    assert micro.size == part
+    engine.close()
 
 
 def test_the_option_is_for_this_engine_and_a_number() -> None:
