@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -156,44 +157,43 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 
 
-@pytest.mark.parametrize("where", ["", "backward"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_parts_are_halved_until_a_step_fits_a_limit_that_the_whole_batch_exceeds(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here PyTorch finds no memory for a value of more than 2.5 MB; those between the layers take 131 kB of a record.
+    """Here PyTorch finds no memory where it keeps, or needs again, a value of more than 2.5 MB.
 
-    A limit of the process would not do: how near to it one comes depends on the allocator and what it keeps.
+    Those between the layers take 131 kB of a record. A limit of the process would not do: how near to it one comes
+    depends on the allocator and what it keeps.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Limited(TorchDispatchMode):
-        refused = 0
+    refused = 0
 
-        def __torch_dispatch__(
-            self, function: Any, types: Any, arguments: Any = (), named: Any = None
-        ) -> Any:
-            made = function(*arguments, **(named or {}))
-            for one in made if isinstance(made, (tuple, list)) else (made,):
-                is_large = isinstance(one, torch.Tensor) and one.nbytes > 2_500_000
-                if is_large and where in str(function):
-                    self.refused += 1
-                    torch.empty(1 << 60, dtype=torch.uint8)  # PyTorch's own error
-            return made
+    def limited(value: Any) -> Any:
+        nonlocal refused
+        if value.nbytes > 2_500_000:
+            refused += 1
+            torch.empty(1 << 60, dtype=torch.uint8)  # PyTorch's own error
+        return value
 
+    def free(value: Any) -> Any:
+        return value
+
+    hooks = (limited, free) if where == "forward" else (free, limited)
     monkeypatch.setattr("speedo.engines.pytorch.micro_batch.free_memory", lambda: 1 << 40)
-    free, losses = weights_after(engine_of(LARGE, ""), 2)
+    expected, losses = weights_after(engine_of(LARGE, ""), 2)
     whole, parts = engine_of(LARGE, ""), engine_of(LARGE, "auto")
     assert parts._micro.size == 64
-    with Limited() as limited:
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
         with pytest.raises(EngineError, match=r"too little memory.*: use --micro-batch auto"):
             whole.step(1)
-        assert limited.refused == 1
+        assert refused == 1
         found, others = weights_after(parts, 2)
     whole.close()
-    assert (parts._micro.size, limited.refused) == (16, 3)  # 64 and 32 records were too many
+    assert (parts._micro.size, refused) == (16, 3)  # 64 and 32 records were too many
     np.testing.assert_allclose(others, losses, rtol=1e-5)
-    np.testing.assert_allclose(found, free, atol=1e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("part", "sharing"), [(64, 1), (16, 1), (1, 1), (16, 4)])
@@ -208,6 +208,24 @@ def test_auto_begins_with_what_a_share_of_half_of_the_free_memory_takes(
     parts = engine_of(LARGE, "auto", sharing=sharing)
     assert parts._micro.size == part
     parts.close()
+
+
+@pytest.mark.parametrize(("sharing", "part"), [(1, 64), (2, 32)])
+def test_on_a_gpu_parts_are_halved_once_if_a_step_fills_this_workers_share_of_it(
+    sharing: int, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr("speedo.engines.pytorch.micro_batch.free_memory", lambda: 1 << 40)
+    engine = engine_of(LARGE, "auto", sharing=sharing)
+    micro = engine._micro
+    monkeypatch.setattr(micro, "_net", SimpleNamespace(device=torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40, 100))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 60)
+    for _ in range(2):
+        micro._keep_room()
+    assert micro.size == part
+    engine.close()
 
 
 def test_the_option_is_for_this_engine_and_a_number() -> None:
