@@ -199,7 +199,8 @@ class RunConfig(_Run):
         "that it has; a later file overrides an earlier one.",
         check_weights, group=FILES, metavar="FILE|URI[,...]")] = None
     ignore_unknown: Annotated[bool, Option(
-        "Leave out fields of solver and nets that the engine does not know; each is named.", group=FILES)] = False
+        "Leave out fields of solver and nets that the engine does not know, but none that is known to change the net; "
+        "each is named.", group=FILES)] = False
     resume: Annotated[Path | None, Option(
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
         "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=FILES, metavar="RUN|URI")] = None

@@ -80,15 +80,6 @@ def test_skipped_batches_leave_the_next_one_as_it_was(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("transform_param { crop_size: 8 }", "use resize_param"),
-        ("transform_param { noise_param { prob: 0.5 } }", "noise_param"),
-        ("transform_param { resize_param { height: 8 width: 8 resize_mode: FIT_SMALL_SIZE } }", "use WARP"),
-        ("annotated_data_param { batch_sampler { use_original_image: false } }", "use_original_image"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize(
     "field", ["crop_h: 4", "resize_param { height: 9 }", "noise_param { }", "distort_param { }"]
 )
 def test_ssds_transforms_are_refused_in_other_data_layers(folder: Path, field: str) -> None:
@@ -104,6 +95,15 @@ def test_ssds_transforms_are_refused_in_other_data_layers(folder: Path, field: s
     layer.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("transform_param { crop_size: 8 }", "use resize_param"),
+        ("transform_param { noise_param { prob: 0.5 } }", "noise_param"),
+        ("transform_param { resize_param { height: 8 width: 8 resize_mode: FIT_SMALL_SIZE } }", "use WARP"),
+        ("annotated_data_param { batch_sampler { use_original_image: false } }", "use_original_image"),
+    ],
+)  # fmt: skip
 def test_what_it_does_not_do_is_refused(folder: Path, options: str, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         layer_in(folder, options).setup([])

@@ -185,8 +185,8 @@ class Convolution(_Filters):
         """Whether its windows are single values of a narrow bottom, some of which its stride leaves out.
 
         PyTorch 2.13 writes outside of its memory in the backward pass of such a layer on a CPU, in the order of memory
-        that ends with the channels: where the bottom's extents are multiples of the stride, from 24 x 24 windows on
-        (docs/engines.md). Reading the values first costs half of what the other order of memory does; with more
+        that ends with the channels: where the bottom's extents are multiples of the stride, and there are some 24 x 24
+        windows (docs/engines.md). Reading the values first costs half of what the other order of memory does; with more
         channels, where nothing is wrong, it would cost up to two thirds of the layer.
         """
         single = all(kernel == 1 for kernel in self._kernel) and not any(self._pad)
