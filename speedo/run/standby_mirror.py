@@ -27,6 +27,9 @@ STUCK_S: Final = 5.0  # without a parcel taken: they may be lost
 PARCEL_S: Final = 600.0  # a parcel that nobody takes is there so long
 PIECE_BYTES: Final = 4 << 20
 WINDOW_BYTES: Final = 64 << 20  # on the way at once
+MOST_PARCELS: Final = (
+    16  # likewise: a standby that is slow gets more lines at once, and is not left behind
+)
 
 
 @dataclass(slots=True)
@@ -287,7 +290,10 @@ class RunMirror:
 
     def _put(self, parcel: Parcel, body: bytes = b"") -> None:
         """Send a parcel; raises `_NoRoomError` if too much is on the way."""
-        if self._on_way and sum(size for _, size in self._on_way) + len(body) > WINDOW_BYTES:
+        waiting = sum(size for _, size in self._on_way)
+        if self._on_way and waiting + len(body) > WINDOW_BYTES:
+            raise _NoRoomError
+        if len(self._on_way) >= MOST_PARCELS:
             raise _NoRoomError
         assert self._follower is not None
         number = self._number + 1

@@ -6,7 +6,7 @@ a master that takes workers from other machines writes everything to both. What 
 
 from __future__ import annotations
 
-from speedo.errors import MissingKeyError, StoreError
+from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage.base import Arrived, Store, View
 from speedo.storage.shared_memory.store import SharedMemoryStore
 
@@ -46,7 +46,7 @@ class TieredStore:
         """See `Store.write`."""
         try:
             self._near.write(key, head, body, expire_s=expire_s)
-        except StoreError:  # it is full, or cannot be used
+        except StoreUnavailableError:
             self._near.remove(key)  # a former blob must not hide the new one
         else:
             if not self._to_both:

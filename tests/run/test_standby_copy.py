@@ -123,6 +123,24 @@ def test_a_large_file_comes_in_pieces_and_the_log_goes_on_meanwhile(
     assert pair.files(pair.here) == pair.files(pair.there)
 
 
+def test_a_standby_that_takes_little_is_not_left_behind(pair: Pair) -> None:
+    """As over a link where each answer takes a second, while the log grows five times a second."""
+    log = pair.there / "train.log"
+    pair.go_on()
+    for number in range(200):
+        with log.open("a") as file:
+            file.write(f"{number}\n")
+        pair.mirror.step()
+        if number % 5 == 0:
+            pair.standby._beat()
+            pair.standby._take()
+        pair.now += 0.2
+        assert len(pair.parcels()) <= 16
+    pair.standby.take_rest()
+    behind = 200 - len((pair.here / "train.log").read_text().splitlines())
+    assert behind <= 80, "lines that are not on the way"
+
+
 def test_a_standby_that_is_gone_is_told_and_what_waited_for_it_is_removed(pair: Pair) -> None:
     (pair.there / "train.log").write_text("one\n")
     pair.standby.follow()

@@ -267,9 +267,8 @@ def _follow(
         elif isinstance(told, Status):
             watch.show(told)
             trains = True
-            if told.standby:  # those of before have left, or have the run
-                places = dict.fromkeys((addresses[0], offer.address, told.standby))
-                addresses[:] = places
+            if told.standby:
+                addresses[:] = _where_masters_may_be(addresses[0], offer.address, told.standby)
         elif isinstance(told, Over | Failed):
             return told
         elif isinstance(told, Stopped):
@@ -294,6 +293,11 @@ def _follow(
                 "which may still be starting"
             )
     return Stopped()
+
+
+def _where_masters_may_be(first: str, present: str, standby: str) -> list[str]:
+    """Former standbys have left, or have had the run: what listens there now may be of another one."""
+    return list(dict.fromkeys((first, present, standby)))
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:

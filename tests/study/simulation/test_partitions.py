@@ -19,6 +19,7 @@ import pytest
 
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import FencedError, StoreError
+from speedo.exchange.channel import refusal
 from speedo.exchange.vector import Layout, Vector
 from speedo.master import center as center_module
 from speedo.master.center import Center
@@ -66,7 +67,10 @@ class Hosts(SimulatedCluster):
         return joined
 
     def outcome(self, worker: Worker, command: Train) -> Trained | Refused:
-        result = super().outcome(worker, command)
+        try:
+            result = super().outcome(worker, command)
+        except StoreError as error:
+            return refusal(command, error)
         if isinstance(result, Trained):
             self.records[command.ticket] = result.records
         return result
@@ -291,7 +295,13 @@ class MasterProcess(Process):
     def _train(self) -> str:
         run, epoch, fence = self.run, self.epoch, self.fence
         link = run.link(self, TIMEOUT_S, fence.guard, saw=run.published.stored)
-        store = RetryingStore(link, patience_s=run.patience_s, clock=self.clock, sleep=self.sleep)
+        store = RetryingStore(
+            link,
+            patience_s=run.patience_s,
+            clock=self.clock,
+            sleep=self.sleep,
+            has_worked=True,
+        )
         spec: Any = None  # what is trained is made here
         settings = RunSettings(RUN, "1", spec, run.workers, (), run.seed, TIMEOUT_S)
         former = Takeover(store, run.folder, fence)
