@@ -77,11 +77,19 @@ def tested_problem(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def speedo(tmp_path: Path) -> Iterator[Commands]:
+def forks(request: pytest.FixtureRequest) -> bool:
+    """Whether the commands of this test run as forks, without Ray."""
+    if os.environ.get("TRY_FORKS") and request.node.get_closest_marker("ray") is not None:
+        return True
+    return request.node.get_closest_marker("forks") is not None and os.environ.get(EVERY) != "all"
+
+
+@pytest.fixture
+def speedo(tmp_path: Path, forks: bool) -> Iterator[Commands]:
     """The real commands, started in the test's own folder; nothing of them is left behind."""
     from tests.support.commands import commands
 
-    with commands(tmp_path) as made:
+    with commands(tmp_path, forks=forks) as made:
         yield made
 
 

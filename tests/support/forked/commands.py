@@ -1,0 +1,136 @@
+"""Commands as forks, seen as `subprocess.Popen` shows them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from tests.support.commands import scaled
+from tests.support.forked.actors import FOLDER
+from tests.support.forked.server import PADDING, SOCKET, Order, ask, status_of
+from tests.support.left_behind import short_folder
+
+START_S: Final = 120.0
+ROOT: Final = Path(__file__).parents[3]
+_server: subprocess.Popen[str] | None = None
+_at = ""
+
+
+def server() -> str:
+    """Where it listens; there is one for all tests of this process, which ends with it."""
+    global _server, _at
+    if _server is None or _server.poll() is not None:
+        _at = str(short_folder("sf-") / "forks")
+        environment = {"SPEEDO_PADDING": "x" * PADDING, **os.environ, "PYTHONPATH": str(ROOT)}
+        with Path(_at).with_name("log").open("w") as log:
+            _server = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.forked.server", _at, "x" * PADDING],
+                env=environment,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert _server.stdout is not None
+        ready, _, _ = select.select([_server.stdout], [], [], START_S)
+        said = _server.stdout.readline() if ready else ""
+        assert said == "ready\n", Path(_at).with_name("log").read_text()
+    return _at
+
+
+def server_process() -> list[int]:
+    return [] if _server is None else [_server.pid]
+
+
+class ForkedCommand:
+    """A command `speedo` that runs as a fork."""
+
+    returncode: int | None = None
+
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], actors: Path
+    ) -> None:
+        self.args = [sys.executable, "-m", "speedo", *arguments]
+        at = server()
+        out, out_end = os.pipe()
+        errors, errors_end = os.pipe()
+        with open(os.devnull, "rb") as nothing:
+            order = Order(
+                f"{__name__}:be_command",
+                (tuple(arguments),),
+                self.args,
+                {**environment, SOCKET: at, FOLDER: str(actors)},
+                str(folder),
+            )
+            self.pid, self._status = ask(order, (nothing.fileno(), out_end, errors_end), at)
+        os.close(out_end)
+        os.close(errors_end)
+        self.stdin = None
+        self.stdout: IO[str] = open(out)
+        self.stderr: IO[str] = open(errors)
+        self._said: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+                self.returncode = status_of(self._status)
+                self._status.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        timeout = scaled(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            select.select([self._status], [], [], 0.5)
+        return status
+
+    def communicate(self, input: None = None, timeout: float | None = None) -> tuple[str, str]:
+        own, timeout = timeout, scaled(timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        readers = []
+        for name in ("stdout", "stderr"):
+            if name not in self._said:
+                reader = threading.Thread(target=self._read, args=(name,), daemon=True)
+                reader.start()
+                readers.append(reader)
+        for reader in readers:
+            reader.join(None if end is None else max(0.0, end - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(own)
+        return self._said["stdout"], self._said["stderr"]
+
+    def _read(self, name: str) -> None:
+        text = getattr(self, name).read()
+        self._said.setdefault(name, text)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def be_command(arguments: tuple[str, ...]) -> None:
+    """In the fork."""
+    from speedo.cli.main import main
+
+    sys.argv = [str(ROOT / "speedo" / "__main__.py"), *arguments]
+    sys.path.append("")
+    main()
