@@ -105,10 +105,10 @@ class Commands:
         }
         process: subprocess.Popen[str]
         if self._forks:
-            from tests.support.forked.commands import ForkedCommand
+            from tests.support.forked.commands import forked_command
 
             assert not inside and terminal is None
-            forked = ForkedCommand(arguments, self.folder, variables, self.temporary)
+            forked = forked_command(arguments, self.folder, variables, self.temporary)
             process = cast("subprocess.Popen[str]", forked)
             self._started.append(process)
             return process

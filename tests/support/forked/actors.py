@@ -41,8 +41,8 @@ _numbers: Final = count()
 class Handle:
     """An actor; may be sent to others."""
 
-    path: str
-    pid: int
+    _path: str
+    _pid: int
 
     def __getattr__(self, name: str) -> Method:
         if name.startswith("_"):
@@ -131,9 +131,9 @@ _linking = threading.Lock()
 
 def _link_to(handle: Handle, *, owns: bool = False) -> Link:
     with _linking:
-        if handle.path not in _links:
-            _links[handle.path] = Link(handle.path, owns=owns)
-        return _links[handle.path]
+        if handle._path not in _links:
+            _links[handle._path] = Link(handle._path, owns=owns)
+        return _links[handle._path]
 
 
 def _send(connection: socket.socket, *values: Any) -> None:
@@ -211,8 +211,11 @@ def wait(
 
 
 def kill(handle: Handle, *, no_restart: bool = True) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(handle.pid, signal.SIGKILL)
+    """As Ray, which asks the process to end: one that is stopped does not hear it."""
+    with suppress(OSError):
+        state = Path(f"/proc/{handle._pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state != "T":
+            os.kill(handle._pid, signal.SIGKILL)
 
 
 def get_actor(name: str, namespace: str | None = None) -> Handle:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from tests.support.commands import scaled
 from tests.support.forked.actors import FOLDER
@@ -51,22 +51,31 @@ def server_process() -> list[int]:
     return [] if _server is None else [_server.pid]
 
 
-class ForkedCommand:
-    """A command `speedo` that runs as a fork."""
+class ForkedProcess:
+    """A fork that calls a function, `module:name`; others see `words` as its command line.
+
+    Its working folder is `folder`, and the sockets of its actors are in `actors`.
+    """
 
     returncode: int | None = None
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], actors: Path
+        self,
+        function: str,
+        arguments: tuple[Any, ...],
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        actors: Path,
     ) -> None:
-        self.args = [sys.executable, "-m", "speedo", *arguments]
+        self.args = list(words)
         at = server()
         out, out_end = os.pipe()
         errors, errors_end = os.pipe()
         with open(os.devnull, "rb") as nothing:
             order = Order(
-                f"{__name__}:be_command",
-                (tuple(arguments),),
+                function,
+                arguments,
                 self.args,
                 {**environment, SOCKET: at, FOLDER: str(actors)},
                 str(folder),
@@ -125,6 +134,16 @@ class ForkedCommand:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def forked_command(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], actors: Path
+) -> ForkedProcess:
+    """The command `speedo` with these arguments."""
+    words = [sys.executable, "-m", "speedo", *arguments]
+    return ForkedProcess(
+        f"{__name__}:be_command", (tuple(arguments),), words, folder, environment, actors
+    )
 
 
 def be_command(arguments: tuple[str, ...]) -> None:
