@@ -12,6 +12,7 @@ import queue
 import signal
 import socket
 import struct
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -175,7 +176,7 @@ class ActorClass:
         path = str(folder / f"{os.getpid()}-{next(_numbers)}")
         body = cloudpickle.dumps((self._kind, arguments, named))
         words = (f"ray::{self._kind.__name__}",)
-        order = Order(f"{__name__}:be_actor", (body, self._threads, path), words, dict(os.environ), "/")
+        order = Order(f"{__name__}:be_actor", (body, self._threads, path), words, dict(os.environ), os.getcwd())
         with socket.socket(socket.AF_UNIX) as listener, open(os.devnull, "r+b") as nothing:
             listener.bind(path)
             listener.listen(64)
@@ -312,6 +313,7 @@ def be_actor(body: bytes, threads: int, path: str, listening: int) -> None:
         instance = kind(*arguments, **named)
     except BaseException as error:
         failed = error, traceback.format_exc()
+        print(failed[1], file=sys.stderr)
 
     def carry_out(caller: socket.socket, lock: threading.Lock, number: int, call: bytes) -> None:
         try:

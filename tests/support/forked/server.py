@@ -28,6 +28,7 @@ SOCKET: Final = "SPEEDO_FORKS"  # in the environment: where the server listens
 PADDING: Final = 24_000  # bytes of the server's environment and arguments, in which a fork writes its own
 MOST_FILES: Final = 8
 _LENGTH: Final = struct.Struct("<Q")
+_GLOG_LEVEL: Final = "_ZN3fLI17FLAGS_minloglevelE"  # fLI::FLAGS_minloglevel, read when glog was loaded
 _ARG_START: Final = 48  # the first of four fields of /proc/self/stat, counted as proc(5) does
 
 
@@ -189,8 +190,17 @@ def _forget() -> None:
     from speedo.system import failpoints
 
     failpoints._armed = failpoints._points()
+    glog = ctypes.CDLL(_loaded("libglog"))
+    level = ctypes.c_int.in_dll(glog, _GLOG_LEVEL)
+    level.value = int(os.environ.get("GLOG_minloglevel", "2"))
     tempfile.tempdir = None
     random.seed()
+
+
+def _loaded(library: str) -> str:
+    """The file of a library that this process has loaded."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in maps if f"/{library}" in line)
 
 
 def _look_into_pythonpath() -> None:
@@ -204,8 +214,10 @@ def _look_into_pythonpath() -> None:
 
 def main(path: str) -> None:
     from tests.support.forked.actors import take_the_place_of_ray
+    from tests.support.forked.programs import take_the_place_of_children
 
     take_the_place_of_ray()
+    take_the_place_of_children()
     import speedo.actors.launch
     import speedo.actors.control_answers
     import speedo.actors.master_process
