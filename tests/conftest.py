@@ -13,7 +13,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from speedo.engines.caffe_import import prepare_environment
-from tests.faults.rows import EVERY, Finding, Tried, fault_of, is_wanted, mode_of, write_down
+from tests.faults.rows import (
+    EVERY,
+    Finding,
+    Tried,
+    fault_of,
+    is_on_ray,
+    is_wanted,
+    mode_of,
+    write_down,
+)
 from tests.support import left_behind
 from tests.support.commands import how_loaded
 
@@ -77,12 +86,33 @@ def tested_problem(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def speedo(tmp_path: Path) -> Iterator[Commands]:
+def forks(request: pytest.FixtureRequest) -> bool:
+    """Whether the commands of this test run as forks, without Ray."""
+    if os.environ.get("TRY_FORKS") and request.node.get_closest_marker("ray") is not None:
+        return True
+    return request.node.get_closest_marker("forks") is not None and not is_on_ray(request.node)
+
+
+@pytest.fixture
+def speedo(tmp_path: Path, forks: bool) -> Iterator[Commands]:
     """The real commands, started in the test's own folder; nothing of them is left behind."""
     from tests.support.commands import commands
 
-    with commands(tmp_path) as made:
+    with commands(tmp_path, forks=forks) as made:
         yield made
+
+
+@pytest.fixture
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs that `speedo compare` starts, called in the process of the tests, are forks."""
+    from speedo.study.comparison import one_run
+    from tests.support.forked import WITHOUT_RAY
+    from tests.support.forked.actors import FOLDER
+    from tests.support.forked.commands import Children
+
+    if WITHOUT_RAY:
+        monkeypatch.setenv(FOLDER, str(left_behind.short_folder("sc-")))
+        monkeypatch.setattr(one_run, "subprocess", Children)
 
 
 @pytest.fixture

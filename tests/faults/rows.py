@@ -63,6 +63,13 @@ def is_wanted(item: pytest.Item) -> bool:
     return bool(mode_of(item) == mark.kwargs["usual"][engine_of(item)])
 
 
+def is_on_ray(item: pytest.Item) -> bool:
+    """Whether a test that can do without Ray runs on it: in `make faults`, of a row its representative."""
+    mark = item.get_closest_marker("faults")
+    every = os.environ.get(EVERY) == "all"
+    return every and (mark is None or mode_of(item) == mark.kwargs["usual"][engine_of(item)])
+
+
 def mode_of(item: pytest.Item) -> str:
     return str(item.callspec.params["mode"])  # type: ignore[attr-defined]
 

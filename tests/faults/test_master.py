@@ -16,7 +16,7 @@ from tests.faults.running import HANG_S, STEPS_OF_THE_END, Run, stand_still
 from tests.support.commands import Commands, free_port
 from tests.support.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
 INTERVAL_S = 0.5
 MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four checkpoints
 RESUMED_S = 60.0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -49,13 +49,13 @@ class Command(subprocess.Popen[str]):
     def communicate(
         self, input: str | None = None, timeout: float | None = None
     ) -> tuple[str, str]:
-        return super().communicate(input, _scaled(timeout))
+        return super().communicate(input, scaled(timeout))
 
     def wait(self, timeout: float | None = None) -> int:
-        return super().wait(_scaled(timeout))
+        return super().wait(scaled(timeout))
 
 
-def _scaled(timeout: float | None) -> float | None:
+def scaled(timeout: float | None) -> float | None:
     return None if timeout is None else timeout * how_loaded()
 
 
@@ -65,8 +65,15 @@ class Commands:
     `environment` is added to that of every command.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        *,
+        forks: bool = False,
+    ) -> None:
+        """With `forks` they run without Ray, as `tests.support.forked` has it."""
+        self.folder, self._forks = folder, forks
         self.environment = environment or {}
         self.mark = uuid.uuid4().hex
         self.token_file = folder / "token"
@@ -86,19 +93,29 @@ class Commands:
 
         It has the `terminal`, a descriptor, for its own, or else pipes.
         """
+        variables = {
+            **os.environ,
+            MARK: self.mark,
+            "TMPDIR": str(self.temporary),
+            "SPEEDO_TOKEN_FILE": str(self.token_file),
+            "SPEEDO_RUNTIME_DIR": str(self.folder / "runtime"),
+            "SPEEDO_CACHE": os.environ.get("SPEEDO_CACHE", str(self.folder / "cache")),
+            **self.environment,
+            **(environment or {}),
+        }
+        process: subprocess.Popen[str]
+        if self._forks:
+            from tests.support.forked.commands import forked_command
+
+            assert not inside and terminal is None
+            forked = forked_command(arguments, self.folder, variables, self.temporary)
+            process = cast("subprocess.Popen[str]", forked)
+            self._started.append(process)
+            return process
         process = Command(
             [*inside, sys.executable, "-m", "speedo", *arguments],
             cwd=self.folder,
-            env={
-                **os.environ,
-                MARK: self.mark,
-                "TMPDIR": str(self.temporary),
-                "SPEEDO_TOKEN_FILE": str(self.token_file),
-                "SPEEDO_RUNTIME_DIR": str(self.folder / "runtime"),
-                "SPEEDO_CACHE": os.environ.get("SPEEDO_CACHE", str(self.folder / "cache")),
-                **self.environment,
-                **(environment or {}),
-            },
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if terminal is None else None,
             stderr=subprocess.PIPE if terminal is None else None,
@@ -116,6 +133,7 @@ class Commands:
         one, as tests look some times a second and a machine may have hundreds.
         """
         marked, others = {}, []
+        becoming = {os.getpid(), *server_of_forks()}
         sessions = {process.pid for process in self._started}
         numbers = set(psutil.pids())
         self._strangers &= numbers
@@ -137,7 +155,7 @@ class Commands:
         for parent, session, has_begun, process in others:
             if parent in marked or session in sessions:
                 same.append(process)
-            elif has_begun and parent != os.getpid():  # else it may become one of ours right now
+            elif has_begun and parent not in becoming:  # else it may become one of ours right now
                 self._strangers.add(process.pid)
         return [*marked.values(), *same]
 
@@ -186,6 +204,12 @@ class Commands:
                 print(f"{started.args!r}\n{errors[-2000:]}")
 
 
+def server_of_forks() -> list[int]:
+    """The process whose children are forked commands and actors, if there is one."""
+    forked = sys.modules.get("tests.support.forked.commands")
+    return [] if forked is None else forked.server_process()
+
+
 def log_in(terminal: int) -> None:
     """In a child: a terminal of its own, whose end it is told of even if the tests themselves run under `nohup`."""
     os.login_tty(terminal)
@@ -193,9 +217,11 @@ def log_in(terminal: int) -> None:
 
 
 @contextmanager
-def commands(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Commands]:
+def commands(
+    folder: Path, environment: Mapping[str, str] | None = None, *, forks: bool = False
+) -> Iterator[Commands]:
     """Ends with every process of the commands gone, and says so if one had to be killed."""
-    made = Commands(folder, environment)
+    made = Commands(folder, environment, forks=forks)
     try:
         yield made
         left = made.left() if not made.all_gone_within(15.0) else []

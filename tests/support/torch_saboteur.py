@@ -76,4 +76,7 @@ def order_now():
     return "sleep", REST_S
 
 
-sys.meta_path.insert(0, Torch())
+if "torch" in sys.modules:  # in a fork
+    sabotage(sys.modules["torch"], lambda module: None)
+else:
+    sys.meta_path.insert(0, Torch())
