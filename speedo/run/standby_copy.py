@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from speedo.errors import ConfigError, MissingKeyError, StoreError
+from speedo.errors import ConfigError, MissingKeyError, PayloadError, StoreError
 from speedo.run_dir.directory import EPOCH, LOCK, LOGS
 from speedo.run_dir.process_logs import TIMES
 from speedo.storage import keys
@@ -149,7 +149,7 @@ class RunFollower:
             body = bytearray(size)
             self._store.read(key, memoryview(body))
             parcel = Parcel(**json.loads(head))
-        except MissingKeyError:
+        except (MissingKeyError, PayloadError):  # or it is being replaced
             return False
         except (ValueError, TypeError):
             raise StoreError(
@@ -176,6 +176,8 @@ class RunFollower:
             path = path / _inside(parcel.file)
             path.parent.mkdir(parents=True, exist_ok=True)
             part = path if parcel.kind == "grows" else path.with_name(f".{path.name}.part")
+            if parcel.kind == "whole" and parcel.at and not part.exists():
+                return  # a repetition of the last piece
             with part.open("r+b" if parcel.at else "wb") as file:
                 file.truncate(parcel.at)
                 file.seek(parcel.at)

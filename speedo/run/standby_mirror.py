@@ -77,6 +77,7 @@ class RunMirror:
         self._may_come = set[str]() if may_come is None else may_come
         self._number = 0  # of the last parcel
         self._on_way: deque[tuple[int, int]] = deque()  # number and bytes
+        self._unsure: tuple[bytes, bytes] | None = None  # a parcel that may be on the way, too
         self._sent: dict[
             str, tuple[int, ...]
         ] = {}  # what was sent of each file: its size, and when it was changed
@@ -174,6 +175,7 @@ class RunMirror:
         self._follower, self._number = follower, follower.taken
         self._may_come.add(follower.name)
         self._on_way.clear()
+        self._unsure = None
         self._sent.clear()
         self._listed = False
         self._close_half()
@@ -290,15 +292,21 @@ class RunMirror:
 
     def _put(self, parcel: Parcel, body: bytes = b"") -> None:
         """Send a parcel; raises `_NoRoomError` if too much is on the way."""
+        if self._unsure is not None:
+            self._write(*self._unsure)
         waiting = sum(size for _, size in self._on_way)
-        if self._on_way and waiting + len(body) > WINDOW_BYTES:
+        if parcel.kind != "over" and (
+            len(self._on_way) >= MOST_PARCELS
+            or (self._on_way and waiting + len(body) > WINDOW_BYTES)
+        ):
             raise _NoRoomError
-        if len(self._on_way) >= MOST_PARCELS:
-            raise _NoRoomError
+        self._write(json.dumps(asdict(parcel)).encode(), body)
+
+    def _write(self, head: bytes, body: bytes) -> None:
+        """Write the next parcel. One whose answer is lost may be there, and be taken: its number gets nothing else."""
         assert self._follower is not None
-        number = self._number + 1
+        number, self._unsure = self._number + 1, (head, body)
         key = keys.parcel(self._run, self._follower.name, number)
-        head = json.dumps(asdict(parcel)).encode()
         self._store.write(key, head, memoryview(body), expire_s=PARCEL_S)
-        self._number = number
+        self._number, self._unsure = number, None
         self._on_way.append((number, len(body)))

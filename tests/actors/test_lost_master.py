@@ -156,3 +156,11 @@ def connected(path: Path) -> socket.socket:
 )  # fmt: skip
 def test_rays_words_become_what_to_do(words: str, told: str) -> None:
     assert re.search(told, str(_error("10.0.0.7:56126", words)))
+
+
+def test_a_host_looks_for_masters_at_no_place_of_a_former_standby() -> None:
+    first, second, third = "10.0.0.5:56126", "10.0.0.6:56126", "10.0.0.7:56126"
+    looks = worker_command._where_masters_may_be
+    assert looks(first, first, second) == [first, second]
+    assert looks(first, first, third) == [first, third], "the second has left"
+    assert looks(first, third, second) == [first, third, second], "the third has taken over"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from speedo.errors import ConfigError, StoreError
+from speedo.errors import ConfigError, StoreError, StoreTimeoutError
 from speedo.run import standby_copy, standby_mirror
 from speedo.run.standby_copy import GONE_S, RunFollower, files_of, read_follower
 from speedo.run.standby_mirror import STUCK_S, RunMirror
@@ -120,6 +122,39 @@ def test_a_large_file_comes_in_pieces_and_the_log_goes_on_meanwhile(
         assert not whole or (pair.here / "model").read_bytes() == content
     pair.go_on()
     assert seen_before_the_file
+    assert pair.files(pair.here) == pair.files(pair.there)
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_parcel_whose_answer_was_lost_is_sent_again_as_it_was(
+    pair: Pair, seed: int, carried_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standby may have taken it, so another content under its number would be left out."""
+    monkeypatch.setattr(standby_mirror, "PIECE_BYTES", 100)
+    chance, write = random.Random(seed), pair.store.write
+    pair.go_on()
+
+    def lost(key: str, *arguments: Any, **options: Any) -> None:
+        fails = ":parcel:" in key and chance.random() < 0.4
+        if carried_out or not fails:
+            write(key, *arguments, **options)
+        if fails:
+            raise StoreTimeoutError("no answer")
+
+    monkeypatch.setattr(pair.store, "write", lost)
+    for number in range(60):
+        with (pair.there / "train.log").open("a") as file:
+            file.write(f"{number} " * chance.randrange(20) + "\n")
+        if number % 10 == 0:
+            (pair.there / "model").write_bytes(chance.randbytes(chance.randrange(350)))
+        with suppress(StoreError):
+            pair.mirror.step()
+        if chance.random() < 0.7:
+            pair.standby.follow()
+        pair.now += 0.2
+    monkeypatch.setattr(pair.store, "write", write)
+    pair.go_on()
     assert pair.files(pair.here) == pair.files(pair.there)
 
 
