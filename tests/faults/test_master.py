@@ -109,6 +109,7 @@ def test_a_master_killed_at_every_point_is_resumed_each_time(
     killed_at(speedo, problem, mode, (POINTS[0], POINTS[2], POINTS[3]), finding)
 
 
+@pytest.mark.ray
 @row(
     3,
     "`speedo master` killed and resumed; its workers' hosts join it by themselves",
@@ -202,6 +203,7 @@ def test_another_master_takes_over_at_every_step_of_the_end(
     finding.note = "the last version is tested and exported each time"
 
 
+@pytest.mark.ray
 @row(
     3,
     "the master's process of a cluster killed: another one takes over, and its hosts follow",

@@ -32,7 +32,7 @@ def poisoned(
     run.wait_for(lambda: run.lines("set-aside"))
     order(problem)  # its successor, which may be there at once, is sound
     finding.note = f"set aside in {time.monotonic() - since:.1f} s, after {STRIKES} refusals"
-    run.wait_for(lambda: run.lines("left"))
+    run.wait_for(lambda: run.merged(1, 2))
     run.goes_on(60)
     lines = run.stop_and_check()
     refused = [line for line in lines if line.get("decision") == "refused"]

@@ -107,7 +107,8 @@ class Commands:
         if self._forks:
             from tests.support.forked.commands import forked_command
 
-            assert not inside and terminal is None
+            assert not inside, inside
+            assert terminal is None, terminal
             forked = forked_command(arguments, self.folder, variables, self.temporary)
             process = cast("subprocess.Popen[str]", forked)
             self._started.append(process)

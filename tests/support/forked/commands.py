@@ -129,8 +129,8 @@ class ForkedProcess(Fork):
             super().__init__(function, arguments, words, folder, environment, actors, files)
         os.close(out_end)
         os.close(errors_end)
-        self.stdout: IO[str] = open(out)
-        self.stderr: IO[str] = open(errors)
+        self.stdout: IO[str] = os.fdopen(out)
+        self.stderr: IO[str] = os.fdopen(errors)
         self._said: dict[str, str] = {}
         self._readers: dict[str, threading.Thread] = {}
 
@@ -180,9 +180,7 @@ class Children:
     DEVNULL, TimeoutExpired = subprocess.DEVNULL, subprocess.TimeoutExpired
 
     @staticmethod
-    def Popen(  # noqa: N802
-        words: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], **_: Any
-    ) -> Fork:
+    def Popen(words: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], **_: Any) -> Fork:
         module, *arguments = words[words.index("-m") + 1 :]
         with open(os.devnull, "rb") as nothing:
             return Fork(

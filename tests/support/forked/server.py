@@ -1,4 +1,4 @@
-"""The process that forks: `python -m tests.support.forked.server SOCKET LOG`, for commands and actors of the product."""
+"""The process that forks commands and actors of the product: `python -m tests.support.forked.server SOCKET`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+GLOG: Final = "GLOG_minloglevel"
 SOCKET: Final = "SPEEDO_FORKS"  # in the environment: where the server listens
 PADDING: Final = (
     24_000  # bytes of the server's environment and arguments, in which a fork writes its own
@@ -146,8 +147,8 @@ def become(order: Order, files: Sequence[int]) -> None:
         for standard, file in enumerate(files[:3]):
             os.dup2(file, standard)
             os.close(file)
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)
-        sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _take_environment(order)
         os.chdir(order.folder)
@@ -196,7 +197,7 @@ def _forget() -> None:
     failpoints._armed = failpoints._points()
     glog = ctypes.CDLL(_loaded("libglog"))
     level = ctypes.c_int.in_dll(glog, _GLOG_LEVEL)
-    level.value = int(os.environ.get("GLOG_minloglevel", "2"))
+    level.value = int(os.environ.get(GLOG, "2"))
     tempfile.tempdir = None
     random.seed()
 
@@ -222,14 +223,14 @@ def main(path: str) -> None:
 
     take_the_place_of_ray()
     take_the_place_of_children()
-    import speedo.actors.launch
     import speedo.actors.control_answers
+    import speedo.actors.launch
     import speedo.actors.master_process
     import speedo.actors.server_host
     import speedo.actors.worker_host
     import speedo.cli.main
     import speedo.engines.net_trial
-    import speedo.run.open_store
+    import speedo.run.open_store  # noqa: F401
     from speedo.engines.caffe_import import load_caffe
 
     load_caffe()
