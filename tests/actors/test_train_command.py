@@ -19,7 +19,7 @@ from speedo.actors.death_causes import SILENT
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from tests.support.commands import Commands, how_loaded, wait_for_line
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 
 
@@ -79,6 +79,7 @@ def test_a_signal_to_every_process_stops_cleanly_and_exports(
 
 
 def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
+@pytest.mark.ray
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     """The command is at its start still. As from `timeout`: the process, then its group, and so itself once more."""

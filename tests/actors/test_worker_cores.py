@@ -14,7 +14,7 @@ from speedo.system.cores import list_of, slots_of, this_machine
 from tests.support.commands import Commands, free_port, wait_for_line
 from tests.support.processes import words_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 HERE = list_of(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(
@@ -44,6 +44,7 @@ def core(number: int) -> str:
 
 @needs_two_cores
 def test_workers_are_bound_to_a_core_each_and_shown_with_it(
+@pytest.mark.ray
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     process = speedo.start(

@@ -18,7 +18,7 @@ from tests.support.commands import Commands
 SCRIPT = Path(__file__).parent / "scripts" / "tested.py"
 
 
-@pytest.mark.ray
+@pytest.mark.forks
 @pytest.mark.redis
 @pytest.mark.parametrize(
     "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.matrix) for mode in ("async", "easgd"))]
@@ -30,11 +30,12 @@ def test_each_test_is_made_by_one_worker_and_is_in_the_log(
     assert status == 0, errors
     lines = lines_of(tmp_path)
     assert trained(lines) == EACH_ONCE
-    tests = [line for line in lines if line["event"] == "test"]
+    # Two tests may be under way at once: the one that began later may end first.
+    tests = sorted(
+        (line for line in lines if line["event"] == "test"), key=lambda line: int(line["version"])
+    )
     assert [line["problem"] for line in tests] == [None] * 3, tests
-    versions = [line["version"] for line in tests]
-    assert versions == sorted(versions)
-    assert versions[0] > 0
+    assert tests[0]["version"] > 0
     said = "".join(
         (tmp_path / "run" / "logs" / f"worker-{rank}.log").read_text() for rank in range(3)
     )
@@ -46,7 +47,7 @@ def test_each_test_is_made_by_one_worker_and_is_in_the_log(
     assert said.count("measured") == 3
 
 
-@pytest.mark.ray
+@pytest.mark.forks
 @pytest.mark.redis
 def test_who_dies_in_a_test_leaves_it_to_another(speedo: Commands, tmp_path: Path) -> None:
     words = ("--workers", "2", "--restarts", "0", "--mode", "async", str(SCRIPT), "dies")
@@ -59,7 +60,7 @@ def test_who_dies_in_a_test_leaves_it_to_another(speedo: Commands, tmp_path: Pat
     assert problems[1:] == [None] * 3  # the first again, by who came to it later
 
 
-@pytest.mark.ray
+@pytest.mark.forks
 @pytest.mark.redis
 @pytest.mark.parametrize(
     ("mode", "dies"),
@@ -84,7 +85,7 @@ def test_workers_share_a_test_and_what_one_that_dies_has_not_tested_is_tested_by
         assert line["metrics"]["loss"] == pytest.approx(line["metrics"]["whole"], rel=1e-5)
 
 
-@pytest.mark.ray
+@pytest.mark.forks
 @pytest.mark.redis
 def test_a_target_ends_the_run(speedo: Commands, tmp_path: Path) -> None:
     words = ("--workers", "2", "--mode", "easgd", "--target", "loss<=100", str(SCRIPT))
