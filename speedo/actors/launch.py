@@ -242,12 +242,8 @@ def _start(
             if alone := goes_without_redis(config, port):
                 watch.note("redis-server is not installed: vectors go through shared memory alone")
             else:
-                store = attempt.stores.redis(
-                    prepared,
-                    watch,
-                    redis_port(config.host, port),
-                    is_known=bool(attempt.causes),
-                )
+                at, known = redis_port(config.host, port), bool(attempt.causes)
+                store = attempt.stores.redis(prepared, watch, at, is_known=known)
             head = node.enter_context(ray)
             if checking is not None:
                 facts = checking.result()
@@ -262,14 +258,11 @@ def _start(
                 if port is not None or config.ray is not None:
                     for line in factors_of(prepared.config, prepared.settings, facts):
                         watch.note(line)
-            noted = () if facts is None else facts.notes
-            for text in noted:
-                watch.note(f"warning: {text}")
             records = RecordWatch(
                 () if facts is None else facts.unchecked,
                 checked_records(),
                 lambda text: watch.note(f"warning: {text}"),
-                noted,
+                () if facts is None else facts.notes,
             )
             stack.callback(records.close)
             # The size of a script's model is not known yet.
@@ -383,9 +376,8 @@ def _follow(
                     host.follow(master.actor, master.settings.for_others())
                 return _follow_one(master, servers, watch, stopped, host, died)
             except RayError as error:
-                if (
-                    raised_by(error) is not None
-                ):  # the master, or the tester's start, has failed by itself
+                # The master, or the tester's start, has failed by itself.
+                if raised_by(error) is not None:
                     raise
                 servers.require()
                 if not master.replace(error):

@@ -102,7 +102,7 @@ class MasterActor(ServedMaster):
                 saved=settings.redis_is_ours,
                 keeps_former=takes_over,
                 patience_s=settings.timeout_s,
-                on_trouble=self._trouble_with_users,
+                on_trouble=partial(self._trouble_of, "users"),
             )
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
@@ -113,7 +113,7 @@ class MasterActor(ServedMaster):
                 config.servers,
                 config.timeout,
                 self._server_moved,
-                self._trouble_with_users,
+                partial(self._trouble_of, "users"),
             )
         self._fence = fence = fence_of(settings)
         self._store = run_store(
@@ -416,10 +416,6 @@ class MasterActor(ServedMaster):
         worst = self._trouble_of("vectors", problem)
         if self._training is not None:
             self._training.tell(StoreTrouble(worst))
-
-    def _trouble_with_users(self, problem: str | None) -> None:
-        """Reports trouble of the connection that creates users, from any thread."""
-        self._trouble_of("users", problem)
 
     def _trouble_of(self, connection: str, problem: str | None) -> str:
         """Show the worst problem, and return it; a master that begins may wait for the store before it has a board."""

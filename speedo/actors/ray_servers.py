@@ -108,7 +108,7 @@ class RayServers:
         wanted: str,
         start_s: float,
         moved: Callable[[str], None],
-        trouble: Callable[[str | None], None],
+        trouble: Callable[[str | None], object],
     ) -> None:
         self._settings, self._wanted, self._start_s = settings, wanted, start_s
         self._moved, self._trouble = moved, trouble

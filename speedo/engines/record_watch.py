@@ -20,7 +20,7 @@ END_S = 5.0
 class RecordWatch:
     """Checks what `check_in_subprocess` left unchecked; `cache` is the folder that lists sources without problems.
 
-    `note` gets what is to be said of good records, but for what was `said` already.
+    `note` gets what is to be said of good records: `known` at once, the rest when it is found.
     """
 
     def __init__(
@@ -28,11 +28,13 @@ class RecordWatch:
         rules: Collection[RecordRule],
         cache: Path | None,
         note: Callable[[str], None] = lambda text: None,
-        said: Collection[str] = (),
+        known: Collection[str] = (),
     ) -> None:
         self._child: subprocess.Popen[str] | None = None
         self._problem: str | None = None
-        self._note, self._said = note, said
+        self._note, self._known = note, known
+        for text in known:
+            note(text)
         if not rules:
             return
         environment = with_our_path(os.environ)
@@ -67,7 +69,7 @@ class RecordWatch:
             if answer.strip():
                 self._problem, notes = json.loads(answer)
                 for text in notes:
-                    if text not in self._said:
+                    if text not in self._known:
                         self._note(text)
             self.close()
         return self._problem

@@ -62,7 +62,6 @@ from speedo.messages import (
 from speedo.system.failpoints import reached
 
 QUIET_S = 5.0  # the store is looked at when no turn under way was heard of for this long
-MOST_TRIES = 3  # of the last version's test: its store may be lost just then
 MOST_TESTS = 4  # tests under way or waiting; each keeps a version in the store
 MOST_TOGETHER = 32  # events between two looks at deadlines; who trains again waits for the last
 
@@ -119,7 +118,7 @@ class Driver:
     _first_train: float | None = None
     _last_merge: float = 0.0
     _finish: Finish | None = None
-    _more_tests: int = MOST_TRIES - 1
+    _more_tests: int = 2  # of the last version: its store may be lost just then
     _notice: Notice = field(default_factory=Notice)
 
     def __post_init__(self) -> None:
@@ -151,7 +150,8 @@ class Driver:
             self._step()
         reached("master-finished")
         # A former master may have been killed after its last merge, before it had done all of this.
-        trained = self._first_train is not None or self.taken_over or self._nothing_to_train
+        trained = self._first_train is not None or self.taken_over
+        trained = trained or self.coordinator.plan.nothing_to_train
         if trained:
             self._checkpoint()  # first: there may be no time for the rest
         if self.final_test and (trained or self.coordinator.samples > 0):
@@ -175,11 +175,6 @@ class Driver:
             tested.metrics if tested is not None else {},
             tested.problem if tested is not None else "",
         )
-
-    @property
-    def _nothing_to_train(self) -> bool:
-        """Whether `max_iter` is 0: as with Caffe, the run tests and writes the weights that it begins with."""
-        return self.coordinator.plan.samples == 0
 
     def _step(self) -> None:
         first_missed = self._first_missed()
@@ -364,8 +359,8 @@ class Driver:
                 self.cluster.send(command)
 
     def _last_snapshot(self) -> None:
-        there_is_one = self.coordinator.samples > 0 or self._nothing_to_train
-        if self.snapshots is not None and there_is_one:
+        has_one = self.coordinator.samples > 0 or self.coordinator.plan.nothing_to_train
+        if self.snapshots is not None and has_one:
             self._write_snapshot(partial(self.snapshots.taken_at_end, self.coordinator.iteration))
 
     def _write_snapshot(self, take: Callable[[], TakenSnapshot | None]) -> None:

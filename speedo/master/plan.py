@@ -36,6 +36,11 @@ class Plan:
     def samples(self) -> int:
         return self.batch * self.max_iter
 
+    @property
+    def nothing_to_train(self) -> bool:
+        """Whether `max_iter` is 0: as with Caffe, the run tests and writes the weights that it begins with."""
+        return self.samples == 0
+
 
 def crossed(before: int, after: int, interval: int) -> bool:
     """Whether a multiple of the interval is in (before, after]."""

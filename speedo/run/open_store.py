@@ -82,7 +82,7 @@ def fence_of(settings: RunSettings) -> MasterFence | None:
 def run_store(
     url: str,
     settings: RunSettings,
-    on_trouble: Callable[[str | None], None] = log_trouble,
+    on_trouble: Callable[[str | None], object] = log_trouble,
     *,
     to_both: bool = False,
     guard: Guard | None = None,
@@ -115,7 +115,7 @@ def impatient_store(settings: RunSettings) -> Store:
 def server_store(
     address: ServerAddress,
     settings: RunSettings,
-    on_trouble: Callable[[str | None], None] = log_trouble,
+    on_trouble: Callable[[str | None], object] = log_trouble,
 ) -> RetryingStore | TieredStore:
     """The store of one server."""
     near = Near(address.machine, socket=address.socket)
@@ -125,7 +125,7 @@ def server_store(
 def server_stores(
     addresses: Sequence[ServerAddress],
     settings: RunSettings,
-    on_trouble: Callable[[str | None], None] = log_trouble,
+    on_trouble: Callable[[str | None], object] = log_trouble,
     *,
     both_ways: bool = False,
 ) -> list[Stores]:

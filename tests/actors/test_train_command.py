@@ -79,7 +79,6 @@ def test_a_signal_to_every_process_stops_cleanly_and_exports(
 
 
 def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
-@pytest.mark.ray
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     """The command is at its start still. As from `timeout`: the process, then its group, and so itself once more."""
@@ -102,6 +101,7 @@ def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
     assert Path(result["model"]).exists()
 
 
+@pytest.mark.ray
 def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:

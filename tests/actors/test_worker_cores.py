@@ -44,7 +44,6 @@ def core(number: int) -> str:
 
 @needs_two_cores
 def test_workers_are_bound_to_a_core_each_and_shown_with_it(
-@pytest.mark.ray
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     process = speedo.start(
@@ -81,6 +80,7 @@ def test_workers_are_bound_to_a_core_each_and_shown_with_it(
     assert f"process {victim['process']}, 1 thread, cores {victim['cores']}" in errors
 
 
+@pytest.mark.ray
 @needs_two_cores
 def test_a_host_has_its_own_threads_and_binding_before_the_masters(
     speedo: Commands, problem: Path, tmp_path: Path

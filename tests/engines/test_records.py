@@ -277,10 +277,11 @@ def test_a_jpeg_without_its_end_is_read_as_caffe_does_and_told_once(tmp_path: Pa
     )
     assert notes == [word]
     notes.clear()
-    for said in ((), (word,)):
-        watch = RecordWatch([rule], None, notes.append, said)
+    for known in ((), (word,)):
+        watch = RecordWatch([rule], None, notes.append, known)
         wait_until(lambda watch=watch: watch.problem() is None and watch.over)
-    assert notes == [word]
+        assert notes == [word]
+        notes.clear()
 
 
 def test_images_of_several_sizes_are_no_problem_where_they_are_resized(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ TELLS = {
     "run_dir/process_logs.py",
     "run/run_facts.py",
     "watch/live/history.py",
+    "study/comparison/sequential.py",
 }
 WALL = {"time", "time_ns", "now", "today", "utcnow", "localtime", "strftime"}
 

@@ -34,6 +34,7 @@ from speedo.engines.pytorch.wiring import (
     readers_of,
     split_outputs,
 )
+from speedo.engines.weight_files.stored import shape_text
 from speedo.errors import EngineError
 from speedo.exchange.vector import Blob, Layout
 
@@ -373,8 +374,8 @@ class Net:
         same = np.prod(theirs) == np.prod(ours) if permissive else tuple(theirs) == tuple(ours)
         if not same:
             raise wired.layer.refuse(
-                f"shares the param {name!r} of layer {other.name!r}, whose shape is {_dims(theirs)}, "
-                f"and needs {_dims(ours)}: give them equal shapes, or the param another name"
+                f"shares the param {name!r} of layer {other.name!r}, whose shape is {shape_text(theirs)}, "
+                f"and needs {shape_text(ours)}: give them equal shapes, or the param another name"
             )
 
     def _found_in(self, other: Net) -> dict[tuple[int, int], Tensor]:
@@ -437,13 +438,8 @@ def _check_number(layer: Layer, what: str, found: int, bounds: tuple[int, int | 
     least, most = bounds
     if found >= least and (most is None or found <= most):
         return
-    wanted = (
-        f"{least} or more"
-        if most is None
-        else f"{least}"
-        if least == most
-        else f"{least} to {most}"
-    )
+    several = f"{least}" if least == most else f"{least} to {most}"
+    wanted = f"{least} or more" if most is None else several
     raise layer.refuse(f"has {found} {what}s, and needs {wanted}: correct its {what}s")
 
 
@@ -457,9 +453,5 @@ def _failed(layer: Layer, error: RuntimeError) -> EngineError:
     return layer.refuse(f"failed in PyTorch: {first}")
 
 
-def _dims(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "one value"
-
-
 def _all_dims(shapes: Sequence[Sequence[int]]) -> str:
-    return ", ".join(map(_dims, shapes)) or "none"
+    return ", ".join(shape_text(tuple(one)) for one in shapes) or "none"

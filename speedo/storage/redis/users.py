@@ -126,7 +126,7 @@ class Access:
         saved: bool = False,
         keeps_former: bool = False,
         patience_s: float = 30.0,
-        on_trouble: Callable[[str | None], None] = lambda _: None,
+        on_trouble: Callable[[str | None], object] = lambda _: None,
     ) -> None:
         run, _, epoch = keyspace.partition(":")
         self._url, self._keyspace, self._saved = url, keyspace, saved

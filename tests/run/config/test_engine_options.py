@@ -83,7 +83,7 @@ def test_cpu_as_earlier_versions_had_it_is_the_device_cpu() -> None:
 @pytest.mark.torch
 def test_workers_have_the_precision_and_testers_and_the_master_float32() -> None:
     choice = choice_of(quiet, "torch", device="cpu", precision="bfloat16")
-    assert choice.of_worker(3) == EngineChoice("torch", "cpu", "bfloat16")
+    assert choice.of_worker(3, 4) == EngineChoice("torch", "cpu", "bfloat16", sharing=4)
     assert choice.of_tester(0) == choice.on_cpu() == EngineChoice("torch", "cpu", "float32")
 
 
