@@ -108,8 +108,8 @@ def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs that `speedo compare` starts, called in the process of the tests, are forks."""
     from speedo.study.comparison import one_run
     from tests.support.forked import WITHOUT_RAY
-    from tests.support.forked.actors import FOLDER
     from tests.support.forked.commands import Children
+    from tests.support.forked.server import FOLDER
 
     if WITHOUT_RAY:
         monkeypatch.setenv(FOLDER, str(left_behind.short_folder("sc-")))

@@ -22,9 +22,9 @@ def test_a_master_that_begins_says_what_it_waits_for(capfd: pytest.CaptureFixtur
     """It has no status yet, and must not die of that: it takes a run over at a store that answers late."""
     begins = master()
     begins._store_trouble("no Redis answers")
-    begins._trouble_with_users("no Redis answers")
+    begins._trouble_of("users", "no Redis answers")
     begins._store_trouble(None)
-    begins._trouble_with_users(None)
+    begins._trouble_of("users", None)
     said = capfd.readouterr().err.splitlines()
     assert said == ["waiting: no Redis answers"] * 2 + ["the store is back"] * 2
     begins._board = StatusBoard("sync", 10, 8, None)

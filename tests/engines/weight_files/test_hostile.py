@@ -15,13 +15,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from speedo.cli.main import main
 from speedo.data.hdf5 import read_hdf5
 from speedo.engines.solver import check_solver, read_solver
 from speedo.errors import DataError, SolverError
 from tests.engines.weight_files import hostile
+from tests.support.commands import Commands
 from tests.support.nets import net_text, write_solver
 
 MOST_MIB = 200  # of memory for a file; 400,000 empty layers take some 110
@@ -147,8 +146,10 @@ def written(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.caffe
+@pytest.mark.redis
+@pytest.mark.forks
 def test_no_command_opens_what_a_hostile_file_names(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    speedo: Commands, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each way by which a file of weights comes in: Caffe's own readers are behind none of them."""
     monkeypatch.chdir(home)
@@ -178,11 +179,12 @@ def test_no_command_opens_what_a_hostile_file_names(
     ]
     with watched(outside) as touched:
         for words in commands:
-            done = CliRunner().invoke(main, words)
-            assert done.exit_code in (1, 2), (words, done.output)
-            assert f"{home}/evil." in done.output, (words, done.output)
-            assert "in another file" in done.output or "that are repeated" in done.output
-            assert "Traceback" not in done.output
+            process = speedo.start(*words)
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode in (1, 2), (words, errors)
+            assert f"{home}/evil." in errors, (words, errors)
+            assert "in another file" in errors or "that are repeated" in errors
+            assert "Traceback" not in errors
     assert touched == []
 
 

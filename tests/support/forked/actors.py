@@ -27,9 +27,8 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
-from tests.support.forked.server import SOCKET, Order, ask
+from tests.support.forked.server import FOLDER, SOCKET, Order, ask
 
-FOLDER: Final = "SPEEDO_FORKED_ACTORS"  # in the environment: for the sockets of a command's actors
 _LENGTH: Final = struct.Struct("<Q")
 _OWNS: Final = "owns"
 _numbers: Final = count()

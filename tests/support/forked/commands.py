@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from tests.support.commands import scaled
-from tests.support.forked.actors import FOLDER
-from tests.support.forked.server import PADDING, SOCKET, Order, ask, status_of
+from tests.support.forked.server import FOLDER, PADDING, SOCKET, Order, ask, status_of
 from tests.support.left_behind import short_folder
 
 START_S: Final = 120.0

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 GLOG: Final = "GLOG_minloglevel"
 SOCKET: Final = "SPEEDO_FORKS"  # in the environment: where the server listens
+FOLDER: Final = "SPEEDO_FORKED_ACTORS"  # the same: for the sockets of a command's actors
 PADDING: Final = (
     24_000  # bytes of the server's environment and arguments, in which a fork writes its own
 )
