@@ -89,8 +89,6 @@ def tested_problem(tmp_path: Path) -> Path:
 def forks(request: pytest.FixtureRequest) -> bool:
     """Whether the commands of this test run as forks: those of one that has `ray`, too, do not."""
     has = {mark: request.node.get_closest_marker(mark) is not None for mark in ("forks", "ray")}
-    if os.environ.get("TRY_FORKS"):
-        return any(has.values())
     return has["forks"] and not has["ray"] and not is_on_ray(request.node)
 
 
