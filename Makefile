@@ -36,7 +36,7 @@ check: develop ## the fast loop, in seconds: format, lint, types, and the tests 
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not redis and not ray and not forks and not caffe and not slow' $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not redis and not ray and not caffe and not slow' $(ARGS)
 
 format: develop ## let ruff format the code and mend what it can
 	$(BIN)/ruff check --fix-only .
@@ -52,7 +52,7 @@ faults: develop ## every row of the fault matrix in every mode, and other matric
 	@mkdir -p build && rm -f build/faults.jsonl
 	@status=0; \
 	SPEEDO_FAULTS=all SPEEDO_FAULTS_REPORT=build/faults.jsonl \
-		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'faults or matrix or forks' $(ARGS) || status=$$?; \
+		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'faults or matrix' $(ARGS) || status=$$?; \
 	SPEEDO_SIMULATIONS=2064 SPEEDO_TAKEOVERS=1000 SPEEDO_PARTITIONS=2000 SPEEDO_SLOW_STORES=2000 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/study/simulation/test_fuzz.py tests/study/simulation/test_takeovers.py tests/study/simulation/test_partitions.py tests/study/simulation/test_slow_stores.py || status=$$?; \
 	$(BIN)/python -m tests.faults.report docs/reliability.md build/faults.jsonl; exit $$status
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from tests.faults.rows import (
     Finding,
     Tried,
     fault_of,
-    is_on_ray,
     is_wanted,
     mode_of,
     write_down,
@@ -86,32 +86,21 @@ def tested_problem(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def forks(request: pytest.FixtureRequest) -> bool:
-    """Whether the commands of this test run as forks: those of one that has `ray`, too, do not."""
-    has = {mark: request.node.get_closest_marker(mark) is not None for mark in ("forks", "ray")}
-    return has["forks"] and not has["ray"] and not is_on_ray(request.node)
-
-
-@pytest.fixture
-def speedo(tmp_path: Path, forks: bool) -> Iterator[Commands]:
+def speedo(tmp_path: Path) -> Iterator[Commands]:
     """The real commands, started in the test's own folder; nothing of them is left behind."""
     from tests.support.commands import commands
 
-    with commands(tmp_path, forks=forks) as made:
+    with commands(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs that `speedo compare` starts, called in the process of the tests, are forks."""
-    from speedo.study.comparison import one_run
-    from tests.support.forked import WITHOUT_RAY
-    from tests.support.forked.commands import Children
-    from tests.support.forked.server import FOLDER
+def forked_python(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the product starts by Python from the process of the test is forked; the program that stands for Python."""
+    from tests.support.forked.commands import python
 
-    if WITHOUT_RAY:
-        monkeypatch.setenv(FOLDER, str(left_behind.short_folder("sc-")))
-        monkeypatch.setattr(one_run, "subprocess", Children)
+    monkeypatch.setattr(sys, "executable", python())
+    return python()
 
 
 @pytest.fixture

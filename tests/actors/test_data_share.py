@@ -25,7 +25,7 @@ from tests.support.labelled import (
 )
 from tests.support.record_counts import RecordCounts
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 EVERYTHING = (0, 1, 2, 3, 4, 5, 6, 7)
 FOURTHS = [(0, 4), (1, 5), (2, 6), (3, 7)]
 # Of two workers: where each begins, and how far apart its records are. Then the sets that four of them read.

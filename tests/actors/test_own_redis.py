@@ -12,7 +12,7 @@ from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from tests.support.commands import Commands
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 
 
 def test_a_compressed_run_on_an_own_redis_leaves_nothing_there_and_tells_its_sizes(

@@ -16,7 +16,7 @@ from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
 from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 ENDLESS = ("--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
 

@@ -24,7 +24,7 @@ from tests.support.commands import Commands, interrupt, wait_for_line
 from tests.support.processes import words_of
 from tests.whole_runs.local import model_made_here, weights_in
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 
 

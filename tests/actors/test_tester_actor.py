@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import Commands, wait_for_line, wait_until
 
-pytestmark = [pytest.mark.caffe, pytest.mark.redis, pytest.mark.forks, pytest.mark.slow]
+pytestmark = [pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray, pytest.mark.slow]
 
 
 def test_a_tester_that_is_killed_is_replaced_and_the_last_version_is_tested(

@@ -19,7 +19,7 @@ from speedo.actors.death_causes import SILENT
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from tests.support.commands import Commands, how_loaded, wait_for_line
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 
 
@@ -101,7 +101,6 @@ def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
     assert Path(result["model"]).exists()
 
 
-@pytest.mark.ray
 def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from tests.support.bundled_nets import Bench
 from tests.support.commands import Commands, interrupt, wait_for_line
 from tests.support.throttled import throttle
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 ENDLESS = ("--max-iter", "1000000", "--test-interval", "0")
 

@@ -14,7 +14,7 @@ from speedo.system.cores import list_of, slots_of, this_machine
 from tests.support.commands import Commands, free_port, wait_for_line
 from tests.support.processes import words_of
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 HERE = list_of(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(
@@ -80,7 +80,6 @@ def test_workers_are_bound_to_a_core_each_and_shown_with_it(
     assert f"process {victim['process']}, 1 thread, cores {victim['cores']}" in errors
 
 
-@pytest.mark.ray
 @needs_two_cores
 def test_a_host_has_its_own_threads_and_binding_before_the_masters(
     speedo: Commands, problem: Path, tmp_path: Path

@@ -9,7 +9,7 @@ import pytest
 
 CAFFE = (pytest.mark.caffe,)
 REDIS = (pytest.mark.caffe, pytest.mark.redis)
-ALL = (pytest.mark.caffe, pytest.mark.redis, pytest.mark.forks)
+ALL = (pytest.mark.caffe, pytest.mark.redis, pytest.mark.ray)
 GOOD = "train {home}/good/solver.prototxt "
 
 

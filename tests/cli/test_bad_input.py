@@ -16,7 +16,6 @@ from speedo.storage.redis.server import PrivateRedis
 from tests.cli.homes import write_homes
 from tests.cli.mistakes import MISTAKES, Mistake
 from tests.support.commands import commands, free_port, still_open
-from tests.support.forked import WITHOUT_RAY
 from tests.support.processes import lines_of
 
 LIMIT_S = 90
@@ -56,7 +55,7 @@ class Desk:
             self.names["redis"] = urlsplit(server.url).netloc.rpartition("@")[2]
         folder = self._folder / mistake.name
         folder.mkdir()
-        with commands(folder, forks=WITHOUT_RAY) as speedo:
+        with commands(folder) as speedo:
             process = speedo.start(
                 *mistake.command.format(**self.names).split(),
                 environment={"SPEEDO_REDIS_PASSWORD": ""},

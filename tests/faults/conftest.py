@@ -22,7 +22,7 @@ def problem(tmp_path: Path, engine: str) -> Path:
 
 
 @pytest.fixture
-def speedo(tmp_path: Path, engine: str, forks: bool) -> Iterator[Commands]:
+def speedo(tmp_path: Path, engine: str) -> Iterator[Commands]:
     environment = environment_of_torch(tmp_path / "problem") if engine == "torch" else None
-    with commands(tmp_path, environment, forks=forks) as made:
+    with commands(tmp_path, environment) as made:
         yield made

@@ -63,15 +63,6 @@ def is_wanted(item: pytest.Item) -> bool:
     return bool(mode_of(item) == mark.kwargs["usual"][engine_of(item)])
 
 
-def is_on_ray(item: pytest.Item) -> bool:
-    """Whether a test that can do without Ray runs on it: in `make faults`, of a row its usual mode, or all."""
-    if os.environ.get(EVERY) != "all":
-        return False
-    mark = item.get_closest_marker("faults")
-    usual = None if mark is None else mark.kwargs["usual"][engine_of(item)]
-    return usual is None or mode_of(item) == usual
-
-
 def mode_of(item: pytest.Item) -> str:
     return str(item.callspec.params["mode"])  # type: ignore[attr-defined]
 

@@ -19,7 +19,7 @@ from tests.support.commands import Commands, interrupt
 from tests.support.disks import fill, is_full, mount, read_only, small_disk
 from tests.support.invariants import check_run
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 OFTEN = ("--checkpoint-interval", "1")
 
 

@@ -16,7 +16,7 @@ from tests.faults.running import HANG_S, STEPS_OF_THE_END, Run, stand_still
 from tests.support.commands import Commands, free_port
 from tests.support.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 INTERVAL_S = 0.5
 MERGES = 400  # of two workers that rest 10 ms a turn: 2 s at least, and four checkpoints
 RESUMED_S = 60.0
@@ -109,7 +109,6 @@ def test_a_master_killed_at_every_point_is_resumed_each_time(
     killed_at(speedo, problem, mode, (POINTS[0], POINTS[2], POINTS[3]), finding)
 
 
-@pytest.mark.ray
 @row(
     3,
     "`speedo master` killed and resumed; its workers' hosts join it by themselves",
@@ -203,7 +202,6 @@ def test_another_master_takes_over_at_every_step_of_the_end(
     finding.note = "the last version is tested and exported each time"
 
 
-@pytest.mark.ray
 @row(
     3,
     "the master's process of a cluster killed: another one takes over, and its hosts follow",

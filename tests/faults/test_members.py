@@ -19,7 +19,7 @@ from tests.support.sabotaged_net import BATCH, order
 from tests.support.schedules import Schedule
 from tests.support.schedules import run as simulate
 
-real = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+real = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 CHANGES = 1000
 PHASES = ("--phase", "async:40", "--phase", "sync:40,local_steps=1")
 

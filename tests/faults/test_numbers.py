@@ -15,7 +15,7 @@ from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STRIKES = 3
 
 

@@ -12,7 +12,7 @@ from tests.faults.running import BY_REDIS, OVERLAP, OVERLAPPING, Run, stand_stil
 from tests.faults.store_server import OwnRedis, Proxy
 from tests.support.commands import Commands
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STALL_S = 20.0
 
 

@@ -13,7 +13,7 @@ from tests.faults.running import Run, stand_still
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 TEAM = ("--team", "host")
 SUMS = 60  # of one member until it is killed: in the middle of a stretch
 

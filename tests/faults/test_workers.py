@@ -15,7 +15,7 @@ from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 NOTICED_S = 10.0
 STRIKES = 3
 CAUSES = {

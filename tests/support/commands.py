@@ -65,15 +65,8 @@ class Commands:
     `environment` is added to that of every command.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        environment: Mapping[str, str] | None = None,
-        *,
-        forks: bool = False,
-    ) -> None:
-        """With `forks` they run without Ray, as `tests.support.forked` has it."""
-        self.folder, self._forks = folder, forks
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
         self.environment = environment or {}
         self.mark = uuid.uuid4().hex
         self.token_file = folder / "token"
@@ -103,18 +96,18 @@ class Commands:
             **self.environment,
             **(environment or {}),
         }
-        process: subprocess.Popen[str]
-        if self._forks:
-            from tests.support.forked.commands import forked_command
+        from tests.support.forked import commands as forked
 
-            assert not inside, inside
-            assert terminal is None, terminal
-            forked = forked_command(arguments, self.folder, variables, self.temporary)
-            process = cast("subprocess.Popen[str]", forked)
+        process: subprocess.Popen[str]
+        if not inside and terminal is None:
+            process = cast(
+                "subprocess.Popen[str]", forked.ForkedProcess(arguments, self.folder, variables)
+            )
             self._started.append(process)
             return process
+        python = forked.python() if terminal is None else sys.executable
         process = Command(
-            [*inside, sys.executable, "-m", "speedo", *arguments],
+            [*inside, python, "-m", "speedo", *arguments],
             cwd=self.folder,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -206,7 +199,7 @@ class Commands:
 
 
 def server_of_forks() -> list[int]:
-    """The process whose children are forked commands and actors, if there is one."""
+    """The process whose children are forked ones, if there is one."""
     forked = sys.modules.get("tests.support.forked.commands")
     return [] if forked is None else forked.server_process()
 
@@ -218,11 +211,9 @@ def log_in(terminal: int) -> None:
 
 
 @contextmanager
-def commands(
-    folder: Path, environment: Mapping[str, str] | None = None, *, forks: bool = False
-) -> Iterator[Commands]:
+def commands(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Commands]:
     """Ends with every process of the commands gone, and says so if one had to be killed."""
-    made = Commands(folder, environment, forks=forks)
+    made = Commands(folder, environment)
     try:
         yield made
         left = made.left() if not made.all_gone_within(15.0) else []

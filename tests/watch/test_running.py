@@ -13,7 +13,7 @@ import pytest
 from tests.docs.test_docs import fields_of_status
 from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 LONG = ("--mode", "async", "--max-iter", "1000000", "--test-interval", "0", "--run-dir", "run")
 

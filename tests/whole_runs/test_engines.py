@@ -20,7 +20,7 @@ from tests.support.nets import relative_difference
 from tests.whole_runs.local import train_here
 from tests.whole_runs.test_resume import smooth_solver, weights
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 # As `sitecustomize` of a folder on PYTHONPATH every Python imports it at its start.
 TRAPPED = """

@@ -13,7 +13,6 @@ from speedo.run.config.run_config import make_config
 from speedo.run.prepare import prepare
 from speedo.storage.memory_store import MemoryStore
 from tests.support.commands import Commands, commands
-from tests.support.forked import WITHOUT_RAY
 from tests.support.siamese import write_siamese
 from tests.whole_runs.local import train_here
 
@@ -68,12 +67,12 @@ def test_preparing_converts_with_a_line_counts_and_finds_them_under_the_data_roo
 
 @pytest.fixture
 def speedo(tmp_path: Path) -> Iterator[Commands]:
-    with commands(tmp_path, forks=WITHOUT_RAY) as started:
+    with commands(tmp_path) as started:
         yield started
         assert started.all_gone_within(15)
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 def test_two_workers_in_processes_of_their_own_read_one_leveldb(
     speedo: Commands, tmp_path: Path, cache: Path

@@ -22,7 +22,6 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from tests.support.commands import commands
-from tests.support.forked import WITHOUT_RAY
 from tests.support.nets import (
     SMOOTH,
     net_text,
@@ -67,7 +66,7 @@ def events(run: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param('"SGD"', marks=pytest.mark.matrix), '"Adam"'])
 def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
@@ -91,7 +90,7 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
         store = RedisStore(server.url)
         by_master = {"server_gradient": True} if kind == '"Adam"' else {}  # as `train` has it
         _, _, whole = train_here(solver, store, tmp_path / "whole", workers=1, **by_master)
-    with commands(tmp_path, forks=WITHOUT_RAY) as speedo:
+    with commands(tmp_path) as speedo:
         killed_in_the_second = {"SPEEDO_FAILPOINT": "master-checkpointing@4"}  # two parts in each
         once = ("--master-restarts", "0")
         process = speedo.start(

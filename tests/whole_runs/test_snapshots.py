@@ -23,7 +23,6 @@ from speedo.run.snapshot_files import mean_solverstate
 from speedo.run_dir.directory import link_or_copy
 from speedo.storage.memory_store import MemoryStore
 from tests.support.commands import commands
-from tests.support.forked import WITHOUT_RAY
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.solvers import TYPES
 from tests.whole_runs.local import train_here
@@ -158,13 +157,13 @@ def test_plain_caffe_goes_on_from_a_snapshot_as_the_run_itself_does(
 
 @pytest.mark.caffe
 @pytest.mark.redis
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.slow
 def test_so_does_a_run_of_the_command_with_several_testers(tmp_path: Path) -> None:
     """A team of two trains in stretches of its own, and ends one at the snapshot."""
     fields = {**STEPS, "max_iter": 2 * EPOCH, "snapshot": EPOCH, "test_interval": EPOCH}
     solver, run = tiny_solver(tmp_path, **fields), tmp_path / "run"
-    with commands(tmp_path, forks=WITHOUT_RAY) as speedo:
+    with commands(tmp_path) as speedo:
         process = speedo.start("train", str(solver), "--run-dir", str(run), "--testers", "2")
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors

@@ -19,7 +19,6 @@ from speedo.run.prepare import check_nets, prepare
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from speedo.storage.memory_store import MemoryStore
 from tests.support.commands import commands
-from tests.support.forked import WITHOUT_RAY
 from tests.support.nets import Sequential, net_text, relative_difference, write_data, write_solver
 from tests.whole_runs.local import train_here
 
@@ -159,7 +158,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ende
     folder = tmp_path_factory.mktemp("stopping")
     solver = tiny_solver(folder, max_iter=10_000_000, test_interval=100)
     run = folder / "run"
-    with commands(folder, forks=WITHOUT_RAY) as speedo:
+    with commands(folder) as speedo:
 
         def ended(*words: str) -> Ended:
             process = speedo.start(*words)
@@ -177,7 +176,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ende
         )  # fmt: skip
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_whose_time_is_over_ends_well_and_says_why(
     parts: tuple[Path, Ended, Ended, Ended],
@@ -194,7 +193,7 @@ def test_a_run_whose_time_is_over_ends_well_and_says_why(
     assert (run / "model.caffemodel").is_file()
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_resumed_run_counts_the_time_of_before_and_keeps_its_options(
     parts: tuple[Path, Ended, Ended, Ended],
@@ -208,7 +207,7 @@ def test_a_resumed_run_counts_the_time_of_before_and_keeps_its_options(
     assert second.result["accuracy"] is None  # --no-final-test was kept
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.slow
 def test_the_best_model_scores_what_the_result_says(
     parts: tuple[Path, Ended, Ended, Ended],

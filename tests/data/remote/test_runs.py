@@ -19,7 +19,7 @@ from tests.support.sabotaged_net import BODY
 from tests.support.stores import S3, Http
 from tests.whole_runs.local import model_made_here, weights_in
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 
 
@@ -81,7 +81,6 @@ def test_a_run_is_copied_while_its_store_is_away_and_goes_on_from_the_copy(
     assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == done + 10
 
 
-@pytest.mark.ray
 def test_weights_and_data_come_from_a_store(
     speedo: Commands, s3: S3, http: Http, tmp_path: Path
 ) -> None:

@@ -147,7 +147,7 @@ def written(path: Path, content: bytes) -> Path:
 
 @pytest.mark.caffe
 @pytest.mark.redis
-@pytest.mark.forks
+@pytest.mark.ray
 def test_no_command_opens_what_a_hostile_file_names(
     speedo: Commands, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ def told(folder: Path, rank: int) -> list[str]:
     return [line.split(" ", 2)[2] for line in text.splitlines() if line.startswith(f"told {rank} ")]
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 def test_worker_0_is_told_everything_that_the_log_has_in_its_order(
     speedo: Commands, tmp_path: Path
@@ -66,7 +66,7 @@ def test_worker_0_is_told_everything_that_the_log_has_in_its_order(
     assert told(tmp_path, 1) == []
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.parametrize(
     ("name", "mode"),

@@ -35,7 +35,7 @@ def runs() -> Iterator[object]:
                 yield pytest.param(script, mode, workers, marks=marks)
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.parametrize(("script", "mode", "workers"), list(runs()))
 def test_an_example_trains(speedo: Commands, script: str, mode: str, workers: int) -> None:

@@ -25,7 +25,7 @@ from tests.run.script.test_run_command import WAIT_S, lines_of, run
 from tests.support.commands import Commands, how_loaded
 from tests.support.processes import environment_of
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis]
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
 
 
 def merged(folder: Path) -> int:

@@ -18,7 +18,7 @@ from tests.faults.scripts import RECORDS, SCRIPT_MODES, ScriptRun, kept, trained
 from tests.run.script.test_run_command import WAIT_S, lines_of
 from tests.support.commands import Commands, wait_for_line
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(540)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
 OFTEN = ("--checkpoint-interval", "0.5")
 

@@ -19,7 +19,7 @@ from tests.faults.scripts import EACH_ONCE, RECORDS, SCRIPT_MODES, options_of, t
 from tests.faults.scripts import FIT as SCRIPT
 from tests.support.commands import Commands, how_loaded
 
-pytestmark = [pytest.mark.forks, pytest.mark.redis]
+pytestmark = [pytest.mark.ray, pytest.mark.redis]
 WAIT_S = 200
 RIGHT = [1.0, -2.0, 3.0]
 
@@ -224,7 +224,6 @@ def test_collectives_meet_all_workers_of_the_run(speedo: Commands, tmp_path: Pat
     assert causes == ["its script has ended"] * 3  # nobody was overdue
 
 
-@pytest.mark.forks
 @pytest.mark.redis
 def test_collectives_go_on_without_a_worker_that_dies_and_with_it_again(
     speedo: Commands, tmp_path: Path

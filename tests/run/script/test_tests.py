@@ -18,7 +18,7 @@ from tests.support.commands import Commands
 SCRIPT = Path(__file__).parent / "scripts" / "tested.py"
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.parametrize(
     "mode", ["sync", *(pytest.param(mode, marks=pytest.mark.matrix) for mode in ("async", "easgd"))]
@@ -47,7 +47,7 @@ def test_each_test_is_made_by_one_worker_and_is_in_the_log(
     assert said.count("measured") == 3
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 def test_who_dies_in_a_test_leaves_it_to_another(speedo: Commands, tmp_path: Path) -> None:
     words = ("--workers", "2", "--restarts", "0", "--mode", "async", str(SCRIPT), "dies")
@@ -60,7 +60,7 @@ def test_who_dies_in_a_test_leaves_it_to_another(speedo: Commands, tmp_path: Pat
     assert problems[1:] == [None] * 3  # the first again, by who came to it later
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.parametrize(
     ("mode", "dies"),
@@ -85,7 +85,7 @@ def test_workers_share_a_test_and_what_one_that_dies_has_not_tested_is_tested_by
         assert line["metrics"]["loss"] == pytest.approx(line["metrics"]["whole"], rel=1e-5)
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 def test_a_target_ends_the_run(speedo: Commands, tmp_path: Path) -> None:
     words = ("--workers", "2", "--mode", "easgd", "--target", "loss<=100", str(SCRIPT))

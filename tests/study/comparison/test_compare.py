@@ -16,10 +16,9 @@ from click.testing import CliRunner
 from speedo.cli.main import main
 from speedo.watch.report.run_history import read_history
 from tests.support.commands import commands, wait_for_line
-from tests.support.forked import WITHOUT_RAY
 from tests.support.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
 
-pytestmark = [pytest.mark.caffe, pytest.mark.forks, pytest.mark.redis, pytest.mark.slow]
+pytestmark = [pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow]
 
 EPOCHS = 150  # of 64 records in batches of 8: 1,200 iterations
 LONGER = 8  # times as many of the mode: a run that ends long after a late signal
@@ -47,7 +46,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         "--tests", "0", "--out", str(folder / "out"),
     ]  # fmt: skip
     runs = folder / "out" / "runs"
-    with commands(folder, forks=WITHOUT_RAY) as started:
+    with commands(folder) as started:
         first = started.start(*words)
         wait_for_line(runs / "async-w2-seed1" / "metrics.jsonl", '"decision":"merged"', 120)
         os.kill(first.pid, signal.SIGINT)  # alone, as its child has a session of its own

@@ -19,8 +19,8 @@ def compare(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(main, ["compare", "--out", str(folder / "out"), *words])
 
 
-@pytest.mark.forks
-@pytest.mark.usefixtures("forked_children")
+@pytest.mark.ray
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_one_worker_and_the_modes_are_compared_and_made_once(tmp_path: Path) -> None:
     words = ("--modes", "easgd", "--sweep", "local_steps=2", str(SCRIPT), "none", "0.01")
@@ -57,8 +57,8 @@ def test_one_worker_and_the_modes_are_compared_and_made_once(tmp_path: Path) -> 
     assert "holds another comparison (script was " in another.output
 
 
-@pytest.mark.forks
-@pytest.mark.usefixtures("forked_children")
+@pytest.mark.ray
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 @pytest.mark.matrix
 def test_a_run_that_fails_is_told_and_the_others_are_made(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The process that forks commands and actors of the product: `python -m tests.support.forked.server SOCKET`."""
+"""The process that forks commands and what they start: `python -m tests.support.forked.server SOCKET`."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import gc
-import importlib
+import json
 import os
 import pickle
 import random
@@ -18,20 +18,23 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.forked import interpreter
+
 GLOG: Final = "GLOG_minloglevel"
-SOCKET: Final = "SPEEDO_FORKS"  # in the environment: where the server listens
-FOLDER: Final = "SPEEDO_FORKED_ACTORS"  # the same: for the sockets of a command's actors
+ROOT: Final = Path(__file__).parents[3]
 PADDING: Final = (
     24_000  # bytes of the server's environment and arguments, in which a fork writes its own
 )
-MOST_FILES: Final = 8
+MOST_FILES: Final = 64
 _LENGTH: Final = struct.Struct("<Q")
+_PEER: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _GLOG_LEVEL: Final = (
     "_ZN3fLI17FLAGS_minloglevelE"  # fLI::FLAGS_minloglevel, read when glog was loaded
 )
@@ -40,14 +43,14 @@ _ARG_START: Final = 48  # the first of four fields of /proc/self/stat, counted a
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to fork: `function` is `module:name`, called with `arguments` and the descriptors that came behind the
-    standard ones; `words` is the command line that others see."""
+    """The command `speedo` with these arguments, where others see `words` as its command line, and what it starts has
+    `python` for Python."""
 
-    function: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[str, ...]
     words: Sequence[str]
     environment: Mapping[str, str]
     folder: str
+    python: str
 
 
 def ask(order: Order, files: Sequence[int], at: str) -> tuple[int, socket.socket]:
@@ -79,6 +82,9 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 # ---------------------------------------------------------------- the server
 
 
+ray_flags: RayFlags
+
+
 class Server:
     """Forks what it is asked for, in one thread, and sends the status of each fork to who has asked."""
 
@@ -98,25 +104,35 @@ class Server:
                     return
                 if key.fileobj is self._listener:
                     self._fork()
-                else:
+                elif isinstance(key.fileobj, socket.socket):
+                    if key.data in self._asking:
+                        self._selector.unregister(key.fileobj)
+                        signal.pidfd_send_signal(key.data, signal.SIGKILL)
+                elif key.fd in self._asking:
                     self._ended(key.fd, key.data)
 
     def _fork(self) -> None:
         connection, _ = self._listener.accept()
         try:
             size, files, _, _ = socket.recv_fds(connection, _LENGTH.size, MOST_FILES)
-            order: Order = pickle.loads(_exactly(connection, _LENGTH.unpack(size)[0]))
+            body = _exactly(connection, _LENGTH.unpack(size)[0])
+            asks = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         except (OSError, struct.error):
             connection.close()
             return
+        of_a_program = body[:1] != pickle.PROTO  # else it is the one of `interpreter.py`
         number = os.fork()
         if number == 0:
             self._leave_to_the_server(connection)
-            become(order, files)
+            if of_a_program:
+                become_python(_PEER.unpack(asks)[0], files, [int(one) for one in body.split(b",")])
+            become(pickle.loads(body), files)
         for one in files:
             os.close(one)
         process = os.pidfd_open(number)
         self._selector.register(process, selectors.EVENT_READ, number)
+        if of_a_program:  # it says no more: what is read is its end
+            self._selector.register(connection, selectors.EVENT_READ, process)
         self._asking[process] = connection
         with suppress(OSError):
             connection.sendall(_LENGTH.pack(number))
@@ -134,6 +150,8 @@ class Server:
         self._selector.unregister(process)
         os.close(process)
         with self._asking.pop(process) as asking, suppress(OSError):
+            with suppress(KeyError):
+                self._selector.unregister(asking)
             asking.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
 
 
@@ -142,21 +160,43 @@ class Server:
 
 def become(order: Order, files: Sequence[int]) -> None:
     """Be the process of this order, and end with its status."""
-    status = 1
-    try:
-        os.setsid()
+
+    def run() -> None:
         for standard, file in enumerate(files[:3]):
             os.dup2(file, standard)
             os.close(file)
-        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _take_environment(order)
+        _take_environment(order.words, order.environment)
         os.chdir(order.folder)
-        _forget()
-        _look_into_pythonpath()
-        module, _, name = order.function.partition(":")
-        getattr(importlib.import_module(module), name)(*order.arguments, *files[3:])
+        _begin(order.python)
+        from speedo.cli.main import main
+
+        sys.argv = [str(ROOT / "speedo" / "__main__.py"), *order.arguments]
+        sys.path.append("")
+        main()
+
+    _end_with(run)
+
+
+def become_python(program: int, files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Be what was typed behind the name of this process's program, which stands for Python."""
+
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        name, words, environment = interpreter.typed(program)
+        interpreter.take_what_a_child_has(program, files, numbers)
+        _take_environment([interpreter.REAL, *words], environment)
+        _begin(name)
+        interpreter.run(words)
+
+    _end_with(begin)
+
+
+def _end_with(run: Callable[[], None]) -> None:
+    status = 1
+    try:
+        os.setsid()
+        run()
         status = 0
     except SystemExit as error:
         if isinstance(error.code, str):
@@ -175,14 +215,23 @@ def become(order: Order, files: Sequence[int]) -> None:
         os._exit(status)
 
 
-def _take_environment(order: Order) -> None:
+def _begin(python: str) -> None:
+    """What Python does when it starts, with the environment and files that this process has now."""
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    sys.executable = python
+    _forget()
+    _look_into_pythonpath()
+
+
+def _take_environment(words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Its environment and command line, also for those who read /proc."""
     os.environ.clear()  # the former strings are used by nobody then
-    os.environ.update(order.environment)
+    os.environ.update(environment)
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    words, words_end, values, values_end = map(int, fields[_ARG_START - 3 :][:4])
-    _write(order.words, words, words_end)
-    _write([f"{name}={value}" for name, value in order.environment.items()], values, values_end)
+    start, end, values, values_end = map(int, fields[_ARG_START - 3 :][:4])
+    _write(words, start, end)
+    _write([f"{name}={value}" for name, value in environment.items()], values, values_end)
 
 
 def _write(texts: Sequence[str], start: int, end: int) -> None:
@@ -193,14 +242,66 @@ def _write(texts: Sequence[str], start: int, end: int) -> None:
 
 def _forget() -> None:
     """What modules have read of the server's environment when they were imported."""
+    from speedo.actors.ray_node import session
     from speedo.system import failpoints
 
     failpoints._armed = failpoints._points()
+    ray_flags.read_again(os.environ)
+    session.load_ray = partial(_load_ray_again, session.load_ray)
+    ray: Any = sys.modules["ray"]
+    ray.init = partial(_init_ray, ray.init)
     glog = ctypes.CDLL(_loaded("libglog"))
     level = ctypes.c_int.in_dll(glog, _GLOG_LEVEL)
     level.value = int(os.environ.get(GLOG, "2"))
     tempfile.tempdir = None
     random.seed()
+
+
+class RayFlags:
+    """What Ray's library has read of the environment when it was loaded, and Python cannot set: two strings.
+
+    The server is started with other values, by which they are found: the bytes behind a length and a capacity, as the
+    std::string has them that Ray is built with (_GLIBCXX_USE_CXX11_ABI=0).
+    """
+
+    _STANDING_IN: Final = {"RAY_JOB_ID": "speedo-test-job", "RAY_RAYLET_PID": "speedo-test-pid"}
+    _HEAD: Final = struct.Struct("<QQi4x")  # length, capacity, references
+
+    def __init__(self, load: Callable[[], object]) -> None:
+        os.environ.update(self._STANDING_IN)
+        load()
+        self._places = {name: self._place(text) for name, text in self._STANDING_IN.items()}
+
+    def _place(self, text: str) -> int:
+        wanted = self._HEAD.pack(len(text), len(text), 0) + text.encode()
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            where, rights, *_, last = line.split()
+            start, end = (int(one, 16) for one in where.split("-"))
+            if rights.startswith("rw") and not last.startswith("[v"):
+                at = ctypes.string_at(start, end - start).find(wanted)
+                if at >= 0:
+                    return start + at
+        raise LookupError(text)
+
+    def read_again(self, environment: Mapping[str, str]) -> None:
+        for name, place in self._places.items():
+            text = environment.get(name, "").encode()
+            new = self._HEAD.pack(len(text), len(self._STANDING_IN[name]), 0) + text + b"\0"
+            ctypes.memmove(place, new, len(new))
+        config: Any = sys.modules["ray._raylet"].Config
+        config.initialize(json.dumps({"AUTH_MODE": environment.get("RAY_AUTH_MODE", "disabled")}))
+
+
+def _load_ray_again(load: Callable[[str], None], token: str) -> None:
+    """Ray was imported in the server, with no settings of its own."""
+    session: Any = sys.modules["speedo.actors.ray_node.session"]
+    session.set_environment(token)
+    load(token)
+
+
+def _init_ray(init: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    ray_flags.read_again(os.environ)
+    return init(*arguments, **options)
 
 
 def _loaded(library: str) -> str:
@@ -219,11 +320,11 @@ def _look_into_pythonpath() -> None:
 
 
 def main(path: str) -> None:
-    from tests.support.forked.actors import take_the_place_of_ray
-    from tests.support.forked.programs import take_the_place_of_children
+    from speedo.actors.ray_node import lean_import, session
 
-    take_the_place_of_ray()
-    take_the_place_of_children()
+    os.environ.update(session.environment("none"))  # Ray reads some of it when it is imported
+    global ray_flags
+    ray_flags = RayFlags(lean_import.import_ray)
     import speedo.actors.control_answers
     import speedo.actors.launch
     import speedo.actors.master_process

@@ -90,7 +90,7 @@ def workers_of(speedo: Commands) -> list[dict[str, Any]]:
     return list(run["workers"])
 
 
-@pytest.mark.forks
+@pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.caffe
 @pytest.mark.slow
