@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,10 +75,11 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 
 def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
     config = attempt.config
-    with ExitStack() as stack:
-        head = session.head(token, config.host, None, watch.note)
+    with ExitStack() as stack, ExitStack() as node:
+        head = session.head(token, config.host, None, watch.note, actors=1 + config.workers)
+        starting = node.enter_context(head)
         prepared = attempt.prepared(watch.note)
-        servers = _start(prepared, attempt, watch, stack, head, None)
+        servers = _start(prepared, attempt, watch, stack, node, starting, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
         from speedo.actors.server_host import ServerHost
@@ -94,11 +95,9 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
             serving = ServerHost(master.actor, own, "here", logs, config.host)
             stack.callback(serving.stop)
             serving.start()
-        # They take a while to load, and the master to draw its weights.
-        host.warm_up(config.workers)
         master.begin()
         stack.enter_context(under_control(master, _known(prepared), watch))
-        host.begin(config.workers)
+        host.begin(config.workers, servers.workers)
         with attempt.signals() as stopped:  # the first worker to join may train at once
             host.hand_over(stopped)
             attempt.trains()
@@ -133,10 +132,10 @@ def serve_master(
 def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: Attempt) -> RunResult:
     config = attempt.config
     require_free_port(resolved(config.host), config.port)
-    with ExitStack() as stack:
-        head = session.head(token, config.host, config.port, watch.note)
+    with ExitStack() as stack, ExitStack() as node:
+        starting = node.enter_context(session.head(token, config.host, config.port, watch.note))
         made = attempt.prepared(watch.note)
-        servers = _start(made, attempt, watch, stack, head, config.port)
+        servers = _start(made, attempt, watch, stack, node, starting, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
         from speedo.actors.fleet.fleet import Fleet
@@ -194,7 +193,7 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
             if not prepared.continues:
                 discard_run_dir(prepared.run_dir)
             raise
-        servers = _start(prepared, attempt, watch, stack, nullcontext(), None)
+        servers = _start(prepared, attempt, watch, stack, ExitStack(), None, None)
         from speedo.actors.control_answers import under_control
 
         master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
@@ -221,10 +220,14 @@ def _start(
     attempt: Attempt,
     watch: Watch,
     stack: ExitStack,
-    ray: AbstractContextManager[session.Head | None],
+    node: ExitStack,
+    starting: session.StartingHead | None,
     port: int | None,
 ) -> Servers:
-    """Start Redis and Ray while Caffe builds the nets once in a child."""
+    """Start Redis, and load master and workers, while Caffe builds the nets once in a child.
+
+    `starting` is our own Ray, whose end is in `node`, and then in `stack`.
+    """
     config = prepared.config
     stack.push(partial(_discard_if_refused, prepared))  # once its processes have ended
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
@@ -235,7 +238,7 @@ def _start(
         scratch = stack.enter_context(scratch_folder())
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
-        with ExitStack() as node, ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool:
             facts: CaffeFacts | None = None
             checking = pool.submit(attempt.facts, prepared, scratch) if not config.own else None
             store = OpenRedis()
@@ -244,12 +247,17 @@ def _start(
             else:
                 at, known = redis_port(config.host, port), bool(attempt.causes)
                 store = attempt.stores.redis(prepared, watch, at, is_known=known)
-            head = node.enter_context(ray)
+            if starting is not None:
+                starting.load()
+            from speedo.actors.master_process import load_master
+            from speedo.actors.worker_process import load_workers
+
+            head = None if starting is None else node.enter_context(starting.connected())
+            master = load_master()
+            here = config.ray is None and port is None
+            workers = load_workers(prepared.settings, config.workers) if here else []
             if checking is not None:
                 facts = checking.result()
-            if head is not None:
-                node.enter_context(head.connected())
-            if facts is not None:
                 prepared = with_division(prepared, facts, watch.note)
                 for line in headline(prepared):
                     watch.note(line)
@@ -310,7 +318,7 @@ def _start(
             watch.note(line)
 
     servers = Servers(
-        *(prepared, settings, head, scratch, records, store.keep, copy),
+        *(prepared, settings, head, master, workers, scratch, records, store.keep, copy),
         lease=attempt.lease,
         show_output=show_output,
     )
@@ -344,7 +352,7 @@ def _master_of(
     """The run's master, which begins to build its engine, until the `stack` ends."""
     from speedo.actors.master_process import MasterProcess
 
-    parts = servers.prepared, servers.settings, servers.scratch
+    parts = servers.prepared, servers.settings, servers.scratch, servers.master
     master = MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
     stack.callback(master.close)
     return master

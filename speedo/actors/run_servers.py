@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from speedo.actors.attempts import PASSING, way_on
 from speedo.actors.ray_node import session
@@ -29,7 +29,7 @@ FAREWELL_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A run whose Redis and Ray are up; `head` is our own Ray's.
+    """A run whose Redis and Ray are up; `head` is our own Ray's. The processes of `master` and `workers` load.
 
     `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
     """
@@ -37,6 +37,8 @@ class Servers:
     prepared: Prepared
     settings: RunSettings
     head: session.Head | None
+    master: Any
+    workers: list[Any]
     scratch: Path
     records: RecordWatch
     keep_redis: Callable[[], None]

@@ -246,15 +246,20 @@ class Head:
     def dead(self) -> str | None:
         return None
 
+    def load(self) -> None:
+        return None
+
     def connected(self) -> Any:
-        return nullcontext()
+        return nullcontext(self)
 
     def require_token(self) -> None:
         return None
 
 
 @contextmanager
-def head(token: str, host: str, port: int | None, note: Callable[[str], None]) -> Iterator[Head]:
+def head(
+    token: str, host: str, port: int | None, note: Callable[[str], None], actors: int = 1
+) -> Iterator[Head]:
     yield Head()
 
 
