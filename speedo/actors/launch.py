@@ -82,17 +82,18 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
         servers = _start(prepared, attempt, watch, stack, node, starting, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
+        from speedo.actors.master_process import MasterProcess
         from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
-        master = _master_of(servers, attempt, watch, stack, takes_hosts=False)
+        master = MasterProcess(servers, attempt, watch.note, takes_hosts=False)
+        stack.callback(master.close)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
         host = WorkerHost(master.actor, own, "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         if settings.serves:
-            logs = prepared.run_dir / LOGS
-            serving = ServerHost(master.actor, own, "here", logs, config.host)
+            serving = ServerHost(master.actor, own, "here", folders[0], config.host)
             stack.callback(serving.stop)
             serving.start()
         master.begin()
@@ -139,6 +140,7 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
         from speedo.actors.fleet.fleet import Fleet
+        from speedo.actors.master_process import MasterProcess
 
         assert servers.head is not None
         fleet = Fleet(prepared, watch.note, hosts=True, gone=servers.head.dead)
@@ -146,7 +148,8 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         # The Ray of a restart is the same; that of a standby has not been tried.
         if attempt.tries_token and not is_loopback(resolved(config.host)):
             servers.head.require_token()
-        master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
+        master = MasterProcess(servers, attempt, watch.note, takes_hosts=True)
+        stack.callback(master.close)
         master.begin()
         address = f"{config.host}:{config.port}"
         if attempt.lease is not None:
@@ -195,8 +198,10 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
             raise
         servers = _start(prepared, attempt, watch, stack, ExitStack(), None, None)
         from speedo.actors.control_answers import under_control
+        from speedo.actors.master_process import MasterProcess
 
-        master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
+        master = MasterProcess(servers, attempt, watch.note, takes_hosts=True)
+        stack.callback(master.close)
         stack.callback(_kill, master)  # before its store and its memory go
         master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
@@ -344,18 +349,6 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
         "expected_workers": prepared.config.workers,
         "min_workers": prepared.config.min_workers,
     }
-
-
-def _master_of(
-    servers: Servers, attempt: Attempt, watch: Watch, stack: ExitStack, *, takes_hosts: bool
-) -> MasterProcess:
-    """The run's master, which begins to build its engine, until the `stack` ends."""
-    from speedo.actors.master_process import MasterProcess
-
-    parts = servers.prepared, servers.settings, servers.scratch, servers.master
-    master = MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
-    stack.callback(master.close)
-    return master
 
 
 def _follow(

@@ -17,10 +17,9 @@ from speedo.actors.death_causes import cause_in, size_of
 from speedo.actors.master_actor import NAME, MasterActor
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_node.kept_gcs import has_ended
+from speedo.actors.run_servers import Servers
 from speedo.actors.worker_process import started
 from speedo.errors import EngineError
-from speedo.run.prepare import Prepared
-from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 
 THREADS: Final = 16
@@ -41,27 +40,25 @@ class MasterProcess:
 
     def __init__(
         self,
-        prepared: Prepared,
-        settings: RunSettings,
-        scratch: Path,
-        loaded: Any,
+        servers: Servers,
         attempt: Attempt,
         note: Callable[[str], None],
         *,
         takes_hosts: bool,
     ) -> None:
-        """What `load_master` has begun builds its engine. The `attempt` counts restarts, and has their causes."""
-        self._prepared, self._scratch, self._note = prepared, scratch, note
+        """It begins to build its engine. The `attempt` counts restarts, and has their causes."""
+        self._prepared = prepared = servers.prepared
+        self._scratch, self._note = servers.scratch, note
         self._takes_hosts = takes_hosts
         self._log = prepared.run_dir / LOGS / "master.log"
         self._attempt = attempt
-        self.settings = settings
+        self.settings = servers.settings
         self.run: Any = None
         self.tester: Any = None
         self.asked_to_stop = ""  # why; whoever follows the present one is asked, too
         self._process: psutil.Process | None = None  # once it has begun
         checkpoint = None if prepared.resumed is None else prepared.resumed.path
-        self._make(loaded, checkpoint, takes_over=attempt.takes_over)
+        self._make(servers.master, checkpoint, takes_over=attempt.takes_over)
 
     def _make(self, loaded: Any, checkpoint: Path | None, *, takes_over: bool) -> None:
         self._log_begin = size_of(self._log)

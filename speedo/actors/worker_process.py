@@ -18,7 +18,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
-from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.engines import layer_notes
 from speedo.engines.native_failures import STACK_SIGNAL
@@ -181,6 +180,8 @@ def load_workers(settings: RunSettings, count: int) -> list[Any]:
 
 def _spawn(settings: RunSettings, options: Mapping[str, Any]) -> Any:
     if isinstance(settings.spec, ScriptJob):
+        from speedo.actors.script_actor import ROOM, ScriptActor
+
         return actor_class(ScriptActor, threads=ROOM, **options).remote()
     threads = OVERLAP_THREADS if overlaps(settings) else 1
     return actor_class(WorkerActor, threads=threads, **options).remote()
