@@ -153,7 +153,7 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         master.begin()
         address = f"{config.host}:{config.port}"
         if attempt.lease is not None:
-            servers = with_mirror(servers, attempt.lease, master, watch.note, stack)
+            servers = with_mirror(servers, attempt.lease, lambda: master.actor, watch.note, stack)
         stack.enter_context(under_control(master, _known(prepared, address), watch))
         fleet.start(master.actor, prepared)
         watch.note(

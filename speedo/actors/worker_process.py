@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final
 
 import psutil
@@ -171,7 +172,7 @@ def load_workers(settings: RunSettings, count: int) -> list[Any]:
     """This many processes that load what any place of this machine needs, for `WorkerProcess.begin`."""
     if isinstance(settings.spec, ScriptJob):
         return []  # nothing is known of what a script needs
-    settings = replace(settings, near=Near(network_of_machine()))
+    settings = replace(settings, near=Near(network_of_machine(), gettempdir()))  # as it will be
     actors = [_spawn(settings, {}) for _ in range(count)]
     for actor in actors:
         actor.warm_up.remote(settings.engine, threads_of(settings.cores, this_machine(), count))
