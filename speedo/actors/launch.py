@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,30 +75,30 @@ def train(config: RunConfig, watch: Watch) -> RunResult:
 
 def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
     config = attempt.config
-    with ExitStack() as stack:
-        head = session.head(token, config.host, None, watch.note)
+    with ExitStack() as stack, ExitStack() as node:
+        head = session.head(token, config.host, None, watch.note, actors=1 + config.workers)
+        starting = node.enter_context(head)
         prepared = attempt.prepared(watch.note)
-        servers = _start(prepared, attempt, watch, stack, head, None)
+        servers = _start(prepared, attempt, watch, stack, node, starting, None)
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
+        from speedo.actors.master_process import MasterProcess
         from speedo.actors.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
-        master = _master_of(servers, attempt, watch, stack, takes_hosts=False)
+        master = MasterProcess(servers, attempt, watch.note, takes_hosts=False)
+        stack.callback(master.close)
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
         host = WorkerHost(master.actor, own, "here", *folders, watch.note)
         stack.callback(host.stop, "the run is over")  # it must not outlive Ray
         if settings.serves:
-            logs = prepared.run_dir / LOGS
-            serving = ServerHost(master.actor, own, "here", logs, config.host)
+            serving = ServerHost(master.actor, own, "here", folders[0], config.host)
             stack.callback(serving.stop)
             serving.start()
-        # They take a while to load, and the master to draw its weights.
-        host.warm_up(config.workers)
         master.begin()
         stack.enter_context(under_control(master, _known(prepared), watch))
-        host.begin(config.workers)
+        host.begin(config.workers, servers.workers)
         with attempt.signals() as stopped:  # the first worker to join may train at once
             host.hand_over(stopped)
             attempt.trains()
@@ -133,13 +133,14 @@ def serve_master(
 def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: Attempt) -> RunResult:
     config = attempt.config
     require_free_port(resolved(config.host), config.port)
-    with ExitStack() as stack:
-        head = session.head(token, config.host, config.port, watch.note)
+    with ExitStack() as stack, ExitStack() as node:
+        starting = node.enter_context(session.head(token, config.host, config.port, watch.note))
         made = attempt.prepared(watch.note)
-        servers = _start(made, attempt, watch, stack, head, config.port)
+        servers = _start(made, attempt, watch, stack, node, starting, config.port)
         prepared = servers.prepared
         from speedo.actors.control_answers import under_control
         from speedo.actors.fleet.fleet import Fleet
+        from speedo.actors.master_process import MasterProcess
 
         assert servers.head is not None
         fleet = Fleet(prepared, watch.note, hosts=True, gone=servers.head.dead)
@@ -147,11 +148,12 @@ def _serve_master(watch: Watch, token: str, token_file: Path | None, attempt: At
         # The Ray of a restart is the same; that of a standby has not been tried.
         if attempt.tries_token and not is_loopback(resolved(config.host)):
             servers.head.require_token()
-        master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
+        master = MasterProcess(servers, attempt, watch.note, takes_hosts=True)
+        stack.callback(master.close)
         master.begin()
         address = f"{config.host}:{config.port}"
         if attempt.lease is not None:
-            servers = with_mirror(servers, attempt.lease, master, watch.note, stack)
+            servers = with_mirror(servers, attempt.lease, lambda: master.actor, watch.note, stack)
         stack.enter_context(under_control(master, _known(prepared, address), watch))
         fleet.start(master.actor, prepared)
         watch.note(
@@ -194,10 +196,12 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
             if not prepared.continues:
                 discard_run_dir(prepared.run_dir)
             raise
-        servers = _start(prepared, attempt, watch, stack, nullcontext(), None)
+        servers = _start(prepared, attempt, watch, stack, ExitStack(), None, None)
         from speedo.actors.control_answers import under_control
+        from speedo.actors.master_process import MasterProcess
 
-        master = _master_of(servers, attempt, watch, stack, takes_hosts=True)
+        master = MasterProcess(servers, attempt, watch.note, takes_hosts=True)
+        stack.callback(master.close)
         stack.callback(_kill, master)  # before its store and its memory go
         master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
@@ -221,10 +225,14 @@ def _start(
     attempt: Attempt,
     watch: Watch,
     stack: ExitStack,
-    ray: AbstractContextManager[session.Head | None],
+    node: ExitStack,
+    starting: session.StartingHead | None,
     port: int | None,
 ) -> Servers:
-    """Start Redis and Ray while Caffe builds the nets once in a child."""
+    """Start Redis, and load master and workers, while Caffe builds the nets once in a child.
+
+    `starting` is our own Ray, whose end is in `node`, and then in `stack`.
+    """
     config = prepared.config
     stack.push(partial(_discard_if_refused, prepared))  # once its processes have ended
     stack.enter_context(owned(prepared.run_dir, take_over=config.take_over))
@@ -235,7 +243,7 @@ def _start(
         scratch = stack.enter_context(scratch_folder())
         if config.ray is None and (ignored := session.ignored_settings()):
             watch.note(ignored)
-        with ExitStack() as node, ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool:
             facts: CaffeFacts | None = None
             checking = pool.submit(attempt.facts, prepared, scratch) if not config.own else None
             store = OpenRedis()
@@ -244,12 +252,17 @@ def _start(
             else:
                 at, known = redis_port(config.host, port), bool(attempt.causes)
                 store = attempt.stores.redis(prepared, watch, at, is_known=known)
-            head = node.enter_context(ray)
+            if starting is not None:
+                starting.load()
+            from speedo.actors.master_process import load_master
+            from speedo.actors.worker_process import load_workers
+
+            head = None if starting is None else node.enter_context(starting.connected())
+            master = load_master()
+            here = config.ray is None and port is None
+            workers = load_workers(prepared.settings, config.workers) if here else []
             if checking is not None:
                 facts = checking.result()
-            if head is not None:
-                node.enter_context(head.connected())
-            if facts is not None:
                 prepared = with_division(prepared, facts, watch.note)
                 for line in headline(prepared):
                     watch.note(line)
@@ -310,7 +323,7 @@ def _start(
             watch.note(line)
 
     servers = Servers(
-        *(prepared, settings, head, scratch, records, store.keep, copy),
+        *(prepared, settings, head, master, workers, scratch, records, store.keep, copy),
         lease=attempt.lease,
         show_output=show_output,
     )
@@ -336,18 +349,6 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
         "expected_workers": prepared.config.workers,
         "min_workers": prepared.config.min_workers,
     }
-
-
-def _master_of(
-    servers: Servers, attempt: Attempt, watch: Watch, stack: ExitStack, *, takes_hosts: bool
-) -> MasterProcess:
-    """The run's master, which begins to build its engine, until the `stack` ends."""
-    from speedo.actors.master_process import MasterProcess
-
-    parts = servers.prepared, servers.settings, servers.scratch
-    master = MasterProcess(*parts, attempt, watch.note, takes_hosts=takes_hosts)
-    stack.callback(master.close)
-    return master
 
 
 def _follow(

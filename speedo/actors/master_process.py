@@ -17,15 +17,19 @@ from speedo.actors.death_causes import cause_in, size_of
 from speedo.actors.master_actor import NAME, MasterActor
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_node.kept_gcs import has_ended
+from speedo.actors.run_servers import Servers
 from speedo.actors.worker_process import started
 from speedo.errors import EngineError
-from speedo.run.prepare import Prepared
-from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOGS
 
 THREADS: Final = 16
 HUNG_S: Final = 30.0  # without an answer
 GONE_S: Final = 10.0  # for a killed process to be gone
+
+
+def load_master() -> Any:
+    """A process that loads what a master needs, before it is known what it masters."""
+    return actor_class(MasterActor, name=NAME, threads=THREADS, made_later=True).remote()
 
 
 class MasterProcess:
@@ -36,30 +40,30 @@ class MasterProcess:
 
     def __init__(
         self,
-        prepared: Prepared,
-        settings: RunSettings,
-        scratch: Path,
+        servers: Servers,
         attempt: Attempt,
         note: Callable[[str], None],
         *,
         takes_hosts: bool,
     ) -> None:
         """It begins to build its engine. The `attempt` counts restarts, and has their causes."""
-        self._prepared, self._scratch, self._note = prepared, scratch, note
+        self._prepared = prepared = servers.prepared
+        self._scratch, self._note = servers.scratch, note
         self._takes_hosts = takes_hosts
         self._log = prepared.run_dir / LOGS / "master.log"
         self._attempt = attempt
-        self.settings = settings
+        self.settings = servers.settings
         self.run: Any = None
         self.tester: Any = None
         self.asked_to_stop = ""  # why; whoever follows the present one is asked, too
         self._process: psutil.Process | None = None  # once it has begun
         checkpoint = None if prepared.resumed is None else prepared.resumed.path
-        self._spawn(checkpoint, takes_over=attempt.takes_over)
+        self._make(servers.master, checkpoint, takes_over=attempt.takes_over)
 
-    def _spawn(self, checkpoint: Path | None, *, takes_over: bool) -> None:
+    def _make(self, loaded: Any, checkpoint: Path | None, *, takes_over: bool) -> None:
         self._log_begin = size_of(self._log)
-        self.actor = actor_class(MasterActor, name=NAME, threads=THREADS).remote(
+        self.actor = loaded
+        self.actor.make.remote(
             self._prepared.config,
             self.settings,
             self._prepared.run_dir,
@@ -105,7 +109,7 @@ class MasterProcess:
             epoch = self._attempt.claims(self._prepared.run_dir, continues=True)
             self.settings = self.settings.for_successor(epoch, why)
             self._attempt.causes = self.settings.master_restarts
-            self._spawn(None, takes_over=True)
+            self._make(load_master(), None, takes_over=True)
             self.tester = None  # the next test starts one
             try:
                 self.begin()

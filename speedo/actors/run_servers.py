@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from speedo.actors.attempts import PASSING, way_on
 from speedo.actors.ray_node import session
@@ -21,15 +21,12 @@ from speedo.run.settings import RunSettings
 from speedo.run.standby_mirror import RunMirror
 from speedo.storage.redis.store import RedisStore
 
-if TYPE_CHECKING:
-    from speedo.actors.master_process import MasterProcess
-
 FAREWELL_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A run whose Redis and Ray are up; `head` is our own Ray's.
+    """A run whose Redis and Ray are up; `head` is our own Ray's. The processes of `master` and `workers` load.
 
     `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
     """
@@ -37,6 +34,8 @@ class Servers:
     prepared: Prepared
     settings: RunSettings
     head: session.Head | None
+    master: Any
+    workers: list[Any]
     scratch: Path
     records: RecordWatch
     keep_redis: Callable[[], None]
@@ -98,20 +97,20 @@ class Servers:
 def with_mirror(
     servers: Servers,
     lease: KeptLease,
-    master: MasterProcess,
+    master: Callable[[], Any],
     note: Callable[[str], None],
     stack: ExitStack,
 ) -> Servers:
     """The same with what sends the run to a standby, if one comes, until the `stack` ends."""
     settings = servers.settings
     store = RedisStore(settings.redis_url, ca_pem=settings.redis_ca)
-    told: list[object] = ["", False, None]  # the last is the master that knows it
+    told: list[object] = ["", False, None]  # the last is the actor of the `master` that knows it
 
     def tell(address: str, may_come: bool) -> None:
         lease.expect_standby(may_come)
-        if told != [address, may_come, master.actor]:
-            told[:] = address, may_come, master.actor
-            master.actor.tell_standby.remote(address, may_come)
+        if told != [address, may_come, master()]:
+            told[:] = address, may_come, master()
+            master().tell_standby.remote(address, may_come)
 
     run_dir, standbys = servers.prepared.run_dir, lease.standbys
     mirror = RunMirror(store, settings.run, run_dir, note, tell, may_come=standbys)

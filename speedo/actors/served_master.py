@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
@@ -16,10 +16,12 @@ from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.config.run_config import RunConfig
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.run.standby_terms import StandbyTerms
 from speedo.run.training import Training
 from speedo.storage.lease import MasterFence
 from speedo.watch.status import StatusBoard
+
+if TYPE_CHECKING:
+    from speedo.run.standby_terms import StandbyTerms
 
 KEEP_S: Final = 4.0  # a host that leaves waits so long for the center to be fetched
 
@@ -43,6 +45,8 @@ class ServedMaster:
 
     def for_standby(self) -> StandbyTerms:
         """What a standby needs to know. Raises `ClusterError` if this run can have none."""
+        from speedo.run.standby_terms import StandbyTerms
+
         return StandbyTerms.of(self._config, self._settings, self._records)
 
     def tell_standby(self, address: str, may_come: bool) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from ray.exceptions import RayError
 from speedo.actors.host_manager import Orders
 from speedo.actors.ray_errors import is_gone, raised_by, why
 from speedo.actors.worker_actor import Ready
-from speedo.actors.worker_process import WorkerProcess, warm
+from speedo.actors.worker_process import WorkerProcess
 from speedo.engines.solver.holding import Holding, holding_of
 from speedo.errors import ClusterError, SpeedoError
 from speedo.master.slots import Assignment
@@ -26,7 +27,7 @@ from speedo.run.open_store import this_machine as network_of_machine
 from speedo.run.scratch import LEAVES
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
-from speedo.system.cores import share_of, this_machine, threads_of
+from speedo.system.cores import share_of, this_machine
 from speedo.watch.given_up import GIVEN_UP
 
 WATCH_S: Final = 0.25  # how often the workers' processes are looked at
@@ -65,7 +66,6 @@ class WorkerHost:
         self._folders, self._note = (logs, scratch, data_root), note
         self._processes: list[WorkerProcess] = []
         self._machine, self._count = this_machine(), 0
-        self._warm: list[Any] = []
         self._restarts = 0
         self._round = 0
         self._requests = 0
@@ -75,13 +75,6 @@ class WorkerHost:
         self._lock = threading.Lock()
         self._watcher = threading.Thread(target=self._watch, name="worker-watch", daemon=True)
 
-    def warm_up(self, count: int) -> None:
-        """Start processes for this many workers while the master still builds its engine."""
-        if isinstance(self._settings.spec, ScriptJob):
-            return  # nothing is known of what a script needs
-        threads = threads_of(self._settings.cores, self._machine, count)
-        self._warm += [warm(self._settings, threads) for _ in range(count)]
-
     def start(self, count: int) -> None:
         """Start the workers, all at once, and hand them to the master.
 
@@ -90,8 +83,8 @@ class WorkerHost:
         self.begin(count)
         self.hand_over(())
 
-    def begin(self, count: int) -> None:
-        """The first part of `start`: the workers have their places, and their processes load."""
+    def begin(self, count: int, loaded: Sequence[Any] = ()) -> None:
+        """The first part of `start`: the workers have their places, and their processes load, or have `loaded`."""
         self._count = count
         cores = len(os.sched_getaffinity(0))
         with self._all_or_none():
@@ -101,11 +94,10 @@ class WorkerHost:
             )
             if count:
                 self._wait_for_servers()
-            for request in range(1, count + 1):
+            for request, actor in zip_longest(range(1, count + 1), loaded):
                 process, self._requests = self._new_process(), request
                 ask = partial(master.assign.remote, self._name, None, request)
                 place: Assignment = self._patiently(ask)
-                actor = self._warm.pop() if self._warm else None
                 self._begin_at(process, place, time.monotonic(), actor)
                 self._processes.append(process)
 
@@ -275,8 +267,6 @@ class WorkerHost:
         self._stopping.set()
         with self._lock:
             self._leave(self._processes, cause, wait=False)
-            while self._warm:
-                ray.kill(self._warm.pop())
 
     # ------------------------------------------------------------ the watcher's thread
 

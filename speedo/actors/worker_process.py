@@ -7,7 +7,9 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final
 
 import psutil
@@ -17,7 +19,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
-from speedo.actors.script_actor import ROOM, ScriptActor
 from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
 from speedo.engines import layer_notes
 from speedo.engines.native_failures import STACK_SIGNAL
@@ -25,9 +26,10 @@ from speedo.errors import EngineError, SpeedoError
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
 from speedo.run.open_store import overlaps
+from speedo.run.open_store import this_machine as network_of_machine
 from speedo.run.script_job import ScriptJob
-from speedo.run.settings import RunSettings
-from speedo.system.cores import UNBOUND, CoreShare
+from speedo.run.settings import Near, RunSettings
+from speedo.system.cores import UNBOUND, CoreShare, this_machine, threads_of
 from speedo.system.process_state import states_of, takes_signal
 
 START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
@@ -78,7 +80,7 @@ class WorkerProcess:
         master: Any = None,
         share: CoreShare = UNBOUND,
     ) -> None:
-        """Start a process for this place, or take one that `warm` began; it is ready once `answer` says so."""
+        """Start a process for this place, or take one that `load_workers` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
         self._limit_s = max(START_S, settings.timeout_s)
         self.log = logs / f"worker-{place.worker}.log"
@@ -166,15 +168,21 @@ class WorkerProcess:
         self.follows = False
 
 
-def warm(settings: RunSettings, threads: int = 1) -> Any:
-    """A process that loads what any place needs, with this many BLAS threads, for `WorkerProcess.begin`."""
-    actor = _spawn(settings, {})
-    actor.warm_up.remote(settings.engine, threads)
-    return actor
+def load_workers(settings: RunSettings, count: int) -> list[Any]:
+    """This many processes that load what any place of this machine needs, for `WorkerProcess.begin`."""
+    if isinstance(settings.spec, ScriptJob):
+        return []  # nothing is known of what a script needs
+    settings = replace(settings, near=Near(network_of_machine(), gettempdir()))  # as it will be
+    actors = [_spawn(settings, {}) for _ in range(count)]
+    for actor in actors:
+        actor.warm_up.remote(settings.engine, threads_of(settings.cores, this_machine(), count))
+    return actors
 
 
 def _spawn(settings: RunSettings, options: Mapping[str, Any]) -> Any:
     if isinstance(settings.spec, ScriptJob):
+        from speedo.actors.script_actor import ROOM, ScriptActor
+
         return actor_class(ScriptActor, threads=ROOM, **options).remote()
     threads = OVERLAP_THREADS if overlaps(settings) else 1
     return actor_class(WorkerActor, threads=threads, **options).remote()

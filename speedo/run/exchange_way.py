@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from speedo.engines.net_trial import CaffeFacts
 from speedo.exchange.codecs import NO_COMPRESSION
 from speedo.exchange.factors import choices, table
 from speedo.run.config.run_config import RunConfig
 from speedo.run.settings import RunSettings
 from speedo.sgd_modes.registry import rule_class
 from speedo.sgd_modes.rules import AverageDeltas
+
+if TYPE_CHECKING:
+    from speedo.engines.net_trial import CaffeFacts
 
 
 def sums_over_hosts(config: RunConfig, settings: RunSettings) -> bool:

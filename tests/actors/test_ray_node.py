@@ -15,7 +15,7 @@ import pytest
 
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.kept_gcs import DEATHS, GCS, KeptGcs
-from speedo.actors.ray_node.node import Node, ray_node
+from speedo.actors.ray_node.node import Node, starting_node
 from speedo.actors.ray_node.ports import Ports, free_port
 from speedo.actors.ray_node.private_names import ADDONS, APPLY, MODULE, RESOLVE, START
 from speedo.actors.ray_node.session import Head, clean_environment
@@ -93,11 +93,11 @@ def test_a_head_that_serves_who_has_no_token_ends_the_start() -> None:
     others |= {"RAY_AUTH_MODE": "disabled"}
     with ExitStack() as stack:
         token = clean_environment(new_token())
-        kept = ray_node("127.0.0.1", Ports(), ray_folder(stack), token)
-        Head(stack.enter_context(kept)).require_token()
+        kept = starting_node("127.0.0.1", Ports(), ray_folder(stack), token)
+        Head(stack.enter_context(kept)()).require_token()
     with ExitStack() as stack:
-        open_to_all = ray_node("127.0.0.1", Ports(), ray_folder(stack), others)
-        node = stack.enter_context(open_to_all)
+        open_to_all = starting_node("127.0.0.1", Ports(), ray_folder(stack), others)
+        node = stack.enter_context(open_to_all)()
         with pytest.raises(ClusterError, match="to programs without the token, so no run starts"):
             Head(node).require_token()
 
@@ -132,7 +132,7 @@ def test_a_head_for_this_machine_alone_listens_on_loopback_alone_without_dashboa
 ):
     with ExitStack() as stack:
         token, folder = clean_environment(new_token()), ray_folder(stack)
-        stack.enter_context(ray_node("127.0.0.1", Ports(), folder, token))
+        stack.enter_context(starting_node("127.0.0.1", Ports(), folder, token))()
         processes = of_node(folder)
         addresses = {address for one in processes for address, _ in listening(one)}
         programs = {name_of(one) for one in processes}
@@ -179,7 +179,9 @@ def test_a_control_service_that_dies_is_started_again_while_lean_actors_work_on(
     told: list[str] = []
     with ExitStack() as stack:
         token, folder = clean_environment(new_token()), ray_folder(stack)
-        node = stack.enter_context(ray_node("127.0.0.1", Ports(), folder, token, tell=told.append))
+        node = stack.enter_context(
+            starting_node("127.0.0.1", Ports(), folder, token, tell=told.append)
+        )()
         path = os.pathsep.join([str(ROOT), token.get("PYTHONPATH", "")])
         program = stack.enter_context(
             subprocess.Popen(
@@ -245,7 +247,7 @@ def test_a_gcs_may_listen_at_a_port_that_ray_has_for_its_workers() -> None:
     with ExitStack() as stack:
         token, folder = clean_environment(new_token()), ray_folder(stack)
         port = next(one for one in range(15000, 16000) if is_free(one))
-        node = stack.enter_context(ray_node("127.0.0.1", Ports(gcs=port), folder, token))
+        node = stack.enter_context(starting_node("127.0.0.1", Ports(gcs=port), folder, token))()
         assert node.dead() is None
 
 
@@ -260,7 +262,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_tried_again(
             "speedo.actors.ray_node.node.free_port",
             lambda host: next(given, None) or free_port(host),
         )
-        node = stack.enter_context(ray_node("127.0.0.1", Ports(), folder, token))
+        node = stack.enter_context(starting_node("127.0.0.1", Ports(), folder, token))()
         assert node.gcs != f"127.0.0.1:{other.getsockname()[1]}"
         assert node.dead() is None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.actors.ray_node import ports
-from speedo.actors.ray_node.node import REFUSED, START_S, Node, ray_node
+from speedo.actors.ray_node.node import REFUSED, START_S, Node, starting_node
 from speedo.actors.ray_node.session import clean_environment
 from speedo.errors import ClusterError
 
@@ -46,8 +46,8 @@ def host_node(
     with ExitStack() as stack:
         held = stack.enter_context(ports.member_ports(ours, int(port)))
         try:
-            node = stack.enter_context(
-                ray_node(
+            started = stack.enter_context(
+                starting_node(
                     ours,
                     held,
                     str(folder),
@@ -58,6 +58,7 @@ def host_node(
                     limit_s=limit_s,
                 )
             )
+            node = started()
         except ClusterError as error:
             raise _error(address, str(error)) from None
         yield node, held.gcs

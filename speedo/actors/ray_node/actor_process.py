@@ -20,6 +20,7 @@ def main() -> None:
     leave_addons_out()
     gc.freeze()
     gc.enable()
+    gc.set_threshold(50_000)  # as in the commands: imports are no garbage
     runpy.run_path(program, run_name="__main__")
 
 

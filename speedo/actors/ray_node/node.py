@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ class Node:
 
 
 @contextmanager
-def ray_node(
+def starting_node(
     address: str,
     ports: Ports,
     folder: str,
@@ -71,16 +71,17 @@ def ray_node(
     *,
     master: str | None = None,
     resources: str = "{}",
-    meanwhile: Callable[[], None] = lambda: None,
+    actors: int = 1,
     words: Path | None = None,
     limit_s: float = START_S,
     tell: Callable[[str], None] = lambda _: None,
-) -> Iterator[Node]:
-    """Run a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
+) -> Iterator[Callable[[], Node]]:
+    """Start a node at `address` (an IP address of this machine): a head, unless `master` (host:port) is given.
 
-    Ray makes its own folder writable for every user, so it is placed in `folder`, which must be private. `resources`
-    are Ray's, as JSON: what the node has to offer. `meanwhile` is called while it starts. `words` is a
-    file for what Ray's command says. `tell` hears what happens to it later.
+    What it yields waits for the node. Ray makes its own folder writable for every user, so it is placed in `folder`,
+    which must be private. `resources` are Ray's, as JSON: what the node has to offer. It starts processes for so many
+    `actors` at once, as many as there are cores. `words` is a file for what Ray's command says. `tell` hears what
+    happens to it later.
 
     All its processes end with this one, however this one ends. Raises `ClusterError` if it does not start.
     """
@@ -89,33 +90,43 @@ def ray_node(
         environment = {**environment, **environment_for(folder)}
     log = Path(folder, LOG)
     with kept(folder), ExitStack() as running:
-        for tries_left in reversed(range(TRIES)):
+
+        def start() -> tuple[str, subprocess.Popen[bytes]]:
             gcs = master or f"{address}:{ports.gcs or free_port(address)}"
-            program = _program(address, gcs, ports, folder, resources, head=master is None)
-            command = running.enter_context(_running(program, folder, environment))
-            meanwhile()
-            try:
-                said = _wait(command, log, limit_s)
-                break
-            except ClusterError:
-                running.close()
-                said = log.read_text(errors="replace")
-                if not tries_left or not any(cause in said for cause in AGAIN):
-                    raise
-            finally:
-                if words is not None:
-                    shutil.copyfile(log, words)
-        note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
-        services = _services(said)
-        again = None
-        if keeps:
-            again = KeptGcs(services.pop(GCS), environment, tell)
-            running.callback(again.close)
-        yield Node(address, gcs, note, services, again)
+            offer = [f"--num-cpus={actors}", f"--resources={resources}"]
+            program = _program(address, gcs, ports, folder, offer, head=master is None)
+            return gcs, running.enter_context(_running(program, folder, environment))
+
+        first = start()
+
+        def wait() -> Node:
+            gcs, command = first
+            for tries_left in reversed(range(TRIES)):
+                try:
+                    said = _wait(command, log, limit_s)
+                    break
+                except ClusterError:
+                    running.close()
+                    said = log.read_text(errors="replace")
+                    if not tries_left or not any(cause in said for cause in AGAIN):
+                        raise
+                finally:
+                    if words is not None:
+                        shutil.copyfile(log, words)
+                gcs, command = start()
+            note = next((line for line in said.splitlines() if line.startswith("note: ")), "")
+            services = _services(said)
+            again = None
+            if keeps:
+                again = KeptGcs(services.pop(GCS), environment, tell)
+                running.callback(again.close)
+            return Node(address, gcs, note, services, again)
+
+        yield wait
 
 
 def _program(
-    address: str, gcs: str, ports: Ports, folder: str, resources: str, *, head: bool
+    address: str, gcs: str, ports: Ports, folder: str, offer: Sequence[str], *, head: bool
 ) -> list[str]:
     """The command of a node of the cluster at `gcs` (host:port)."""
     if head:
@@ -132,7 +143,7 @@ def _program(
         options += ["--min-worker-port=0", "--max-worker-port=0"]
     return [
         *(sys.executable, "-P", "-m", "speedo.actors.ray_node.start_command", "start", *options),
-        *(f"--node-ip-address={address}", "--num-cpus=1", f"--resources={resources}"),
+        *(f"--node-ip-address={address}", *offer),
         *(f"--temp-dir={folder}/{RAY_FOLDER}", "--include-log-monitor=false"),
         *("--disable-usage-stats", f"--object-store-memory={OBJECT_STORE_BYTES}"),
     ]

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from speedo.actors.ray_node import ports
 from speedo.actors.ray_node.driver import driver
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.lean_import import import_ray
-from speedo.actors.ray_node.node import REFUSED, Node, ray_node
+from speedo.actors.ray_node.node import REFUSED, Node, starting_node
 from speedo.actors.ray_node.private_names import PIPED, take_addresses_literally
 from speedo.actors.ray_node.probe import why_not
 from speedo.errors import ClusterError
@@ -25,6 +24,8 @@ from speedo.system.import_order import with_our_path
 NAMESPACE: Final = "speedo"
 TRIES: Final = 3  # to look whether Ray wants the token: on a busy machine it may not answer in time
 USERS: Final = "SPEEDO_USERS_RAY"  # the user's settings of Ray, for a script of the user's
+# Processes of actors begin to load with the node, and not only once it has a driver.
+_AT_ONCE: Final = {"RAY_enable_worker_prestart": "1"}
 # What Ray looks after many times a second, by default, for services that we do not use: on a machine whose cores all
 # train, workers have less for it. Deaths and joins are reported in other ways.
 _RARELY: Final = {
@@ -57,6 +58,7 @@ def environment(token: str) -> dict[str, str]:
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **PIPED,
+        **_AT_ONCE,
         **_RARELY,
     }
 
@@ -116,22 +118,47 @@ def load_ray(token: str) -> None:
 
 
 @contextmanager
-def head(token: str, host: str, port: int | None, note: Callable[[str], None]) -> Iterator[Head]:
-    """Run a Ray head as children of this process; without `port` on any free one, for this machine alone."""
+def head(
+    token: str, host: str, port: int | None, note: Callable[[str], None], actors: int = 1
+) -> Iterator[StartingHead]:
+    """Start a Ray head as children of this process; without `port` on any free one, for this machine alone.
+
+    For `actors` see `starting_node`.
+    """
     address = ports.resolved(host)
     with ExitStack() as stack:
         held = stack.enter_context(ports.master_ports(address, port))
         folder = ray_folder(stack)
-        node = stack.enter_context(
-            ray_node(
-                *(address, held, folder, clean_environment(token)),
-                meanwhile=partial(load_ray, token),
-                tell=note,
+        started = stack.enter_context(
+            starting_node(
+                *(address, held, folder, clean_environment(token)), actors=actors, tell=note
             )
         )
+        yield StartingHead(started, token, note)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingHead:
+    """A head that may not be there yet; `started` waits for its node."""
+
+    started: Callable[[], Node]
+    token: str
+    note: Callable[[str], None]
+
+    def load(self) -> None:
+        """Import Ray meanwhile."""
+        load_ray(self.token)
+
+    @contextmanager
+    def connected(self) -> Iterator[Head]:
+        """Make this process a driver of the cluster, once the head is there."""
+        self.load()
+        node = self.started()
         if node.note:
-            note(node.note)
-        yield Head(node)
+            self.note(node.note)
+        take_addresses_literally()
+        with driver(node.gcs, NAMESPACE):
+            yield Head(node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +170,6 @@ class Head:
     def dead(self) -> str | None:
         """Ray itself notices only after a minute, and then ends this process natively."""
         return self.node.dead()
-
-    @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Make this process a driver of the cluster."""
-        take_addresses_literally()
-        with driver(self.node.gcs, NAMESPACE):
-            yield
 
     def require_token(self) -> None:
         """Raises `ClusterError` unless Ray says that it refuses a program without the token."""

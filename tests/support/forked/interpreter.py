@@ -99,7 +99,7 @@ def typed(client: int) -> tuple[str, list[str], dict[str, str]]:
     """The program's name, what was typed behind it, and its environment."""
     words = _texts(f"/proc/{client}/cmdline")
     first = next(number for number, word in enumerate(words) if word.endswith("/python") and number)
-    pairs = ((name, value) for name, _, value in (text.partition("=") for text in _texts(f"/proc/{client}/environ") if "=" in text))
+    pairs = (text.partition("=")[::2] for text in _texts(f"/proc/{client}/environ"))
     return words[first], words[first + 1 :], dict(pairs)
 
 
