@@ -59,6 +59,7 @@ def test_what_callers_see_on_ray() -> None:
     assert _seen(done.stdout) == SEEN
 
 
+@pytest.mark.processes
 def test_what_callers_see_on_forks(tmp_path: Path) -> None:
     process = ForkedProcess(
         "tests.support.forked.contract:main", (), [], tmp_path, os.environ, tmp_path
