@@ -36,7 +36,7 @@ check: develop ## the fast loop, in a minute: format, lint, types, and the quick
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports
-	SPEEDO_QUICK=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not (redis or ray or forks or caffe or torch or processes or slow)' $(ARGS)
+	SPEEDO_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not (redis or ray or forks or caffe or torch or processes or slow)' $(ARGS)
 
 format: develop ## let ruff format the code and mend what it can
 	$(BIN)/ruff check --fix-only .
