@@ -31,12 +31,12 @@ develop: ## the same, and what tests and checks need: a browser, linters, the ol
 test: develop ## every test, with real Redis, Ray and Caffe
 	$(BIN)/python -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist worksteal --durations=10 $(ARGS)
 
-check: develop ## the fast loop, in seconds: format, lint, types, and the tests that start no server
+check: develop ## the fast loop, in a minute: format, lint, types, and the quick tests without servers, processes, Caffe and PyTorch
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not redis and not ray and not caffe and not slow' $(ARGS)
+	SPEEDO_QUICK=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal -m 'not (redis or ray or caffe or torch or processes or slow)' $(ARGS)
 
 format: develop ## let ruff format the code and mend what it can
 	$(BIN)/ruff check --fix-only .

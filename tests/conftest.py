@@ -25,6 +25,7 @@ from tests.faults.rows import (
 )
 from tests.support import left_behind
 from tests.support.commands import how_loaded
+from tests.support.quick import no_process_started, tried, watch_starts
 
 if TYPE_CHECKING:
     from tests.support.commands import Commands
@@ -42,6 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples on every machine; times vary there too much for deadlines.
 settings.register_profile(
     "speedo",
+    max_examples=tried(100),
     derandomize=True,
     database=None,
     deadline=None,
@@ -53,6 +55,14 @@ settings.load_profile("speedo")
 
 def pytest_configure() -> None:
     left_behind.start()
+    watch_starts()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    no_process_started()
+    yield
+    no_process_started()
 
 
 @pytest.hookimpl(trylast=True)

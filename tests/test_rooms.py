@@ -58,11 +58,13 @@ def lint(folder: Path) -> str:
     return " ".join((done.stdout + done.stderr).split())
 
 
+@pytest.mark.processes
 def test_every_room_imports_only_what_it_may() -> None:
     said = lint(ROOT)
     assert f"Contracts: {len(CONTRACTS)} kept, 0 broken." in said, said
 
 
+@pytest.mark.processes
 def test_each_contract_can_be_broken(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "speedo", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -126,6 +126,7 @@ def begun(run_dir: Path, **options: Any) -> Prepared:
     return Prepared(config(**options), settings, run_dir, run_dir, None, resumed)
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_the_newest_center_in_the_same_stores(tmp_path: Path) -> None:
     """With or without a checkpoint, and also if a restart does not come so far as to prepare the run."""
     made = begun(tmp_path, weights=weights_in(tmp_path))
@@ -202,6 +203,7 @@ def test_other_errors_end_it(tmp_path: Path, error: SpeedoError) -> None:
         assert len(trials.seen) == 1
 
 
+@pytest.mark.slow
 def test_a_restart_that_does_not_start_counts_and_is_tried_again_after_a_pause(
     tmp_path: Path,
 ) -> None:
@@ -257,6 +259,7 @@ def ours(attempt: Attempt, run_dir: Path) -> None:
     trained(DEAD)(attempt)
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_pause_ends_it_in_words(tmp_path: Path) -> None:
     failing = [trained(DEAD), *[started(ClusterError("no Ray node"))] * 9]
     trials = Trials(with_checkpoint(tmp_path), *failing)

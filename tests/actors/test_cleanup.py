@@ -44,6 +44,7 @@ def at_work_in(folder: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.processes
 def test_what_is_left_of_a_stopped_node_is_ended_at_once_and_nothing_else(tmp_path: Path) -> None:
     folder, beside = tmp_path / "node", tmp_path / "node2"
     folder.mkdir()
@@ -60,6 +61,7 @@ def test_what_is_left_of_a_stopped_node_is_ended_at_once_and_nothing_else(tmp_pa
         other.wait()
 
 
+@pytest.mark.processes
 def test_what_is_left_of_a_killed_process_is_ended_too(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     folder.mkdir()

@@ -81,6 +81,7 @@ def died(log: Path, program: str, *arguments: object) -> int:
     ).returncode
 
 
+@pytest.mark.processes
 def test_a_mapped_file_on_a_full_disk_is_told_by_its_signal(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with small_disk(tmp_path / "disk", "64k"):
@@ -91,6 +92,7 @@ def test_a_mapped_file_on_a_full_disk_is_told_by_its_signal(tmp_path: Path) -> N
     assert "memory ran out" not in cause
 
 
+@pytest.mark.processes
 @pytest.mark.torch
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_process_that_dies_natively_once_more_names_the_layer(
@@ -107,6 +109,7 @@ def test_a_process_that_dies_natively_once_more_names_the_layer(
     )
 
 
+@pytest.mark.processes
 def test_last_words_have_room_on_a_disk_that_became_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk, "256k"):
@@ -127,6 +130,7 @@ def test_last_words_have_room_on_a_disk_that_became_full(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.processes
 def test_a_log_that_takes_no_words_is_no_sign_of_sigkill(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk, "64k"):
@@ -163,5 +167,6 @@ def test_the_kernels_counters_are_there() -> None:
     assert any(path.exists() for path in deaths._counters())
 
 
+@pytest.mark.processes
 def test_a_log_that_cannot_be_opened_does_not_end_its_process(tmp_path: Path) -> None:
     assert died(tmp_path / "missing" / "log", "print('on', file=sys.stderr)") == 0

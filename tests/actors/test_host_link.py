@@ -75,6 +75,7 @@ def next_of(link: CommandLink) -> object:
     raise AssertionError("nothing was heard")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("stopped", [False, True], ids=["lives", "stopped"])
 def test_another_keeper_takes_the_place_of_one_that_was_given_up_and_the_former_is_ended(
     tmp_path: Path, link: CommandLink, stopped: bool
@@ -92,6 +93,7 @@ def test_another_keeper_takes_the_place_of_one_that_was_given_up_and_the_former_
             assert next_of(link) == "second: SIGTERM", "it has not heard the wish yet"
 
 
+@pytest.mark.processes
 def test_a_keeper_that_stops_in_the_middle_of_a_message_is_gone_in_time(
     tmp_path: Path, link: CommandLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_keeper_that_stops_in_the_middle_of_a_message_is_gone_in_time(
             assert next_of(link) == "second"
 
 
+@pytest.mark.slow
 def test_a_keeper_whose_command_offers_nothing_ends_in_time(
     tmp_path: Path, link: CommandLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_keeper_whose_command_offers_nothing_ends_in_time(
         HostLink.of_this_node()
 
 
+@pytest.mark.slow
 def test_states_are_left_out_while_the_command_reads_nothing_and_its_other_words_come_later(
     tmp_path: Path, link: CommandLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.network import ROOT
+
+pytestmark = pytest.mark.processes
 
 LATER = """
 import sys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from speedo.master.plan import MOST_ROUNDS
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.scripts import EACH_ONCE, trained
 from tests.support.commands import Commands, free_port, how_loaded, wait_until
+from tests.support.invariants import read_lines
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -37,8 +37,12 @@ def worker(port: int) -> tuple[str, ...]:
 
 def lines(folder: Path, event: str) -> list[dict[str, Any]]:
     log = folder / "run" / "metrics.jsonl"
-    found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return [line for line in found if line["event"] == event]
+    return [line for line in read_lines(log) if line["event"] == event] if log.exists() else []
+
+
+def merged(folder: Path) -> list[dict[str, Any]]:
+    """Results that have a version: others may be discarded, as of a stretch that missed a member."""
+    return [line for line in lines(folder, "result") if line["decision"] == "merged"]
 
 
 def ends_in_time(process: subprocess.Popen[str], began: float) -> str:
@@ -94,8 +98,8 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     chief = speedo.start(*master(port, "--mode", "sync", "--workers", "2", "--stretch", "600"))
     machines = [{"SPEEDO_RUNTIME_DIR": str(tmp_path / name)} for name in ("one", "two")]
     hosts = [speedo.start(*worker(port), environment=machine) for machine in machines]
-    wait_until(lambda: lines(tmp_path, "result"), WAIT_S)  # of the first round
-    before = {line["version"] for line in lines(tmp_path, "result")}
+    wait_until(lambda: merged(tmp_path), WAIT_S)  # of the first round
+    before = {line["version"] for line in merged(tmp_path)}
     names = {line["worker"]: line["host"] for line in lines(tmp_path, "joined")}
     began = time.monotonic()
     told = speedo.start("leave", "--in", "30s", environment=machines[0])
@@ -104,7 +108,7 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     assert hosts[0].returncode == 0, errors
     (left,) = lines(tmp_path, "left")
     first, second = left["worker"], 1 - left["worker"]
-    wait_until(lambda: lines(tmp_path, "result")[-1]["version"] > max(before) + 1, WAIT_S)
+    wait_until(lambda: merged(tmp_path)[-1]["version"] > max(before) + 1, WAIT_S)
     stranger = speedo.start("leave", "nowhere")
     _, errors = stranger.communicate(timeout=WAIT_S)
     assert stranger.returncode == 1
@@ -120,8 +124,9 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     cause = "its host leaves: `speedo leave`"
     left = [(line["worker"], line["cause"]) for line in lines(tmp_path, "left")]
     assert left == [(first, cause), (second, cause)]
-    results = lines(tmp_path, "result")
-    assert {line["decision"] for line in results} == {"merged"}
+    handed_in = [line for line in lines(tmp_path, "result") if line["worker"] == first][-1]
+    assert handed_in["decision"] == "merged"
+    results = merged(tmp_path)
     last = [line["version"] for line in results if line["worker"] == first][-1]
     parts = [line for line in results if line["version"] == last]
     (rounds,) = {line["steps"] for line in parts}

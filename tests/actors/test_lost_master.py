@@ -92,6 +92,7 @@ def test_a_worker_says_that_nobody_answers_behind_an_open_port(tmp_path: Path) -
     assert notes == []  # there was time for one try
 
 
+@pytest.mark.slow
 def test_a_worker_tries_again_and_says_so_once_while_no_master_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_worker_tries_again_and_says_so_once_while_no_master_answers(
     assert note.startswith("10.0.0.7:56126 accepts the connection, but no master answers there yet")
 
 
+@pytest.mark.slow
 def test_a_host_whose_keeper_died_with_its_master_joins_the_one_that_came_back(
     tmp_path: Path,
 ) -> None:

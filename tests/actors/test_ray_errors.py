@@ -91,6 +91,7 @@ def each_error(test: Callable[..., None]) -> Callable[..., None]:
     return with_all
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", ["oldest", "newest"])
 def test_each_class_of_ray_has_its_meaning(version: str) -> None:
     first = [str(oldest_ray())] if version == "oldest" else []
@@ -445,6 +446,7 @@ def test_requests_to_a_server_are_answered_or_lost(name: str) -> None:
     assert second.result() == 7
 
 
+@pytest.mark.slow
 @each_error
 def test_a_test_is_made_by_another_tester_unless_the_tester_itself_says_why_not(name: str) -> None:
     ray, told = StubRay(), list[PartTested]()

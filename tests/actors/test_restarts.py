@@ -14,7 +14,7 @@ import pytest
 
 from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
-from tests.support.commands import Commands, how_loaded, interrupt, wait_for_line
+from tests.support.commands import Commands, described, how_loaded, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -40,7 +40,7 @@ class Running:
         while not what():
             assert self.process.poll() is None, self.process.communicate()[1]
             late = time.monotonic() > began + seconds * how_loaded()
-            assert not late, (self.lines()[-5:], self.log())
+            assert not late, (described(what), self.lines()[-5:], self.log())
             time.sleep(0.1)
 
     def joined(self, worker: int, incarnation: int) -> bool:

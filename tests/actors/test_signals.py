@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # A stay in a cluster whose node takes as long to end as the test wants; all else is the command's own.
 STAY = """
 import sys, time
@@ -34,6 +36,7 @@ worker_command._stay(offer, "0" * 64, 60.0, time.monotonic(), 25.0, watch, [])
 """
 
 
+@pytest.mark.processes
 def test_a_second_sigterm_does_not_keep_a_node_from_its_end(tmp_path: Path) -> None:
     """The handlers were gone by then: it killed the command, and Ray's folder stayed."""
     with (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
 from speedo.run_dir.directory import CHECKPOINTS
 from tests.support.bundled_nets import Bench
 from tests.support.commands import Commands, interrupt, wait_for_line
+from tests.support.invariants import read_lines
 from tests.support.throttled import throttle
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -27,8 +27,12 @@ def sizes_in(run: Path) -> tuple[int, ...]:
 
 
 def lines(run: Path, event: str) -> list[dict[str, Any]]:
-    found = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line for line in found if line["event"] == event]
+    return [line for line in read_lines(run / "metrics.jsonl") if line["event"] == event]
+
+
+def merged(run: Path) -> list[dict[str, Any]]:
+    """Others have no version and no samples."""
+    return [line for line in lines(run, "result") if line["decision"] == "merged"]
 
 
 @pytest.mark.parametrize("team", ["host", pytest.param("off", marks=pytest.mark.matrix)])
@@ -44,8 +48,7 @@ def test_a_worker_at_a_tenth_of_its_speed_gets_fewer_records(
     slow.start()
     try:
         wait_for_line(run / "metrics.jsonl", '"event":"divided"', WAIT_S, process)
-        merged = [line for line in lines(run, "result") if "version" in line]
-        version = merged[-1]["version"]
+        version = merged(run)[-1]["version"]
         wait_for_line(run / "metrics.jsonl", f'"version":{version + 4},', WAIT_S, process)
     finally:
         over.set()
@@ -58,12 +61,12 @@ def test_a_worker_at_a_tenth_of_its_speed_gets_fewer_records(
     assert fast + less == 64
     assert less < 28  # a loaded machine lets it compute for more than a tenth of the time
     assert divided["reason"] in errors
-    last = [line for line in lines(run, "result") if line.get("version") == version + 4]
+    last = [line for line in merged(run) if line["version"] == version + 4]
     assert {line["worker"]: line["samples"] // line["steps"] for line in last} == {0: fast, 1: less}
     assert len(lines(run, "joined")) == 2, "no process began again"
     assert sizes_in(run) == (fast, less)
 
-    begun = len(lines(run, "result"))
+    begun = len(merged(run))
     process = speedo.start("train", "--resume", "run", "--max-iter", "1000000")
     wait_for_line(run / "metrics.jsonl", '"event":"resumed"', WAIT_S, process)
     version = lines(run, "resumed")[0]["version"]
@@ -71,5 +74,5 @@ def test_a_worker_at_a_tenth_of_its_speed_gets_fewer_records(
     interrupt(process)
     _, errors = process.communicate(timeout=WAIT_S)
     assert "lost" not in errors, "momentum began at 0"
-    shares = [line["samples"] // line["steps"] for line in lines(run, "result")[begun:][:2]]
+    shares = [line["samples"] // line["steps"] for line in merged(run)[begun:][:2]]
     assert sorted(shares) == sorted((fast, less))

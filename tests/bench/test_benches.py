@@ -26,6 +26,7 @@ def measured(rate: float) -> Measured:
 # ---------------------------------------------------------------- DistributedDataParallel
 
 
+@pytest.mark.processes
 def test_an_interpreter_without_pytorch_is_told_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="pip install --group peers"):
         ddp.torch_version(str(tmp_path / "no-python"))
@@ -105,6 +106,7 @@ def test_what_is_pushed_is_pulled_with_its_checksum_seen() -> None:
     assert np.array_equal(vector, into)
 
 
+@pytest.mark.processes
 def test_a_bare_connection_brings_back_what_was_sent() -> None:
     sent, back = bytearray(b"0123456789" * 100_000), bytearray(1_000_000)
     with bare_socket(len(sent)) as (push, pull):
@@ -153,6 +155,7 @@ def test_a_run_is_long_enough_for_its_turns_and_for_its_time(
     assert iterations_for(5.0, 20.0, 16, 2, 10, turns=6) == 120
 
 
+@pytest.mark.processes
 def test_plain_processes_begin_at_once_and_tell_when_their_steps_ended(tmp_path: Path) -> None:
     program = tmp_path / "plain.py"
     program.write_text(
@@ -170,6 +173,7 @@ def test_plain_processes_begin_at_once_and_tell_when_their_steps_ended(tmp_path:
     assert 0 < both.images_per_s <= 96 / 0.01
 
 
+@pytest.mark.processes
 def test_a_plain_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match="no such net"):
         free_running([[sys.executable, "-c", "raise SystemExit('no such net')"]], (1,), 1, tmp_path)

@@ -53,6 +53,7 @@ def test_the_master_is_told_by_its_share_of_a_core_and_by_its_work_for_a_result(
     assert growth.points_of(["sync"], [8, 16], rounds, shares) == {"sync": [(16, 5.0, 0.5)]}
 
 
+@pytest.mark.slow
 def test_the_figures_are_drawn(tmp_path: Path) -> None:
     times = {0.4: [1.0, 2.0], 13.0: [9.0, 11.0]}
     draw(tmp_path / "g.png", times, Line(1.0, 0.7, (0.0, 0.0)), {"sync": [(1, 2.0, 0.3)]})

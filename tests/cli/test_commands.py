@@ -144,6 +144,7 @@ def test_the_page_of_data_names_every_dataset() -> None:
         assert name in text
 
 
+@pytest.mark.processes
 def test_version_and_bare_command() -> None:
     assert typed("--version", stdout=subprocess.PIPE).stdout == f"speedo {speedo.__version__}\n"
     bare = typed(stdout=subprocess.PIPE)
@@ -331,6 +332,7 @@ def test_fashion_mnist_is_made_from_the_folder_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- streams that nobody reads
 
 
+@pytest.mark.processes
 def test_a_page_piped_to_a_reader_that_has_gone_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -339,6 +341,7 @@ def test_a_page_piped_to_a_reader_that_has_gone_is_no_error() -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams_are_no_error(redirection: str) -> None:
     command = f'"{sys.executable}" -m speedo train nowhere.prototxt {redirection}'
@@ -349,6 +352,7 @@ def test_closed_streams_are_no_error(redirection: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_told() -> None:
     with open("/dev/full", "w") as full:
         ended = typed("--help", stdout=full)

@@ -162,6 +162,7 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path, option: str) -> None
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_a_shell_without_utf8_is_told_what_to_set(tmp_path: Path) -> None:
     status, errors = typed(
         "train", "--run-dir", str(tmp_path / "é"), folder=tmp_path,
@@ -171,6 +172,7 @@ def test_a_shell_without_utf8_is_told_what_to_set(tmp_path: Path) -> None:
     assert "set LC_ALL=C.UTF-8 and leave PYTHONUTF8 and PYTHONCOERCECLOCALE unset" in errors
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", ["train", "worker --master 127.0.0.1", "data mnist out", "plan"])
 def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, words: str) -> None:
     gone = tmp_path / "gone"

@@ -22,6 +22,7 @@ def imported_by(*words: str) -> set[str]:
     return {name.split(".")[0] for name in modules}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [(), ("--help",), ("--version",), ("tarin",), ("--mode", "sync")])
 def test_click_alone_is_imported_for_help_the_version_and_a_mistake(words: tuple[str, ...]) -> None:
     found = imported_by(*words)
@@ -29,6 +30,7 @@ def test_click_alone_is_imported_for_help_the_version_and_a_mistake(words: tuple
     assert not found & HEAVY
 
 
+@pytest.mark.processes
 def test_the_page_of_train_needs_no_ray_and_no_terminal() -> None:
     found = imported_by("train", "--help")
     assert "pydantic" in found  # its options are those of the configuration

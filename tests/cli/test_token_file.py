@@ -26,6 +26,7 @@ def read_until_there(file: Path) -> str:
                 raise
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_the_file_never_sees_a_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ prepare_fashion_mnist(Path(sys.argv[1]), source=Path(sys.argv[2]))
 """
 
 
+@pytest.mark.processes
 def test_a_killed_process_leaves_nothing_that_looks_done(tmp_path: Path, source: Path) -> None:
     target = tmp_path / "root" / "out"
     ended = subprocess.run([sys.executable, "-c", _KILLED, str(target), str(source)], check=False)
@@ -157,6 +158,8 @@ def _prepare_slowly(target: Path, source: Path, started: str, results: str) -> N
     Path(results).write_text(str(prepared.built))
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_of_two_processes_one_builds_and_the_other_finds_it_done(
     tmp_path: Path, source: Path
 ) -> None:

@@ -67,6 +67,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
+@pytest.mark.processes
 def test_a_gzip_bomb_among_idx_files_is_unpacked_no_further_than_its_header(
     tmp_path: Path, root: Path
 ) -> None:
@@ -91,6 +92,7 @@ def headers(kind: bytes, size: int) -> bytes:
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "size"),
     [(tarfile.XHDTYPE, 4 << 30), (tarfile.GNUTYPE_LONGNAME, 4 << 30), (tarfile.REGTYPE, 4 << 30)],

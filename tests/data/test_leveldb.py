@@ -142,6 +142,7 @@ leveldb.converted(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.processes
 def test_a_half_conversion_is_never_used(database: Path, cache: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(database)], check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -163,6 +164,8 @@ def _convert(database: Path, result: Path) -> None:
     result.write_text(f"{folder.stat().st_ino} {len(said)}")
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_of_several_processes_one_converts(tmp_path: Path, database: Path, cache: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = [tmp_path / f"result{number}" for number in range(3)]
@@ -185,6 +188,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compressible", [True, False])
 def test_a_disk_without_room_is_told_with_the_option(
     tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, compressible: bool

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 NOBODY = 65534
 

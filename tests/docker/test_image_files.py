@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +106,7 @@ def test_tokens_and_runs_never_enter_the_build() -> None:
     assert "/token" in (DOCKER / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.processes
 def test_hadolint_finds_nothing() -> None:
     subprocess.run([HADOLINT, DOCKER / "Dockerfile"], check=True)
 
@@ -112,6 +114,7 @@ def test_hadolint_finds_nothing() -> None:
 # ---------------------------------------------------------------- scripts and compose.yaml
 
 
+@pytest.mark.processes
 def test_shellcheck_finds_nothing() -> None:
     subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, check=True)
 

@@ -139,6 +139,7 @@ def container_calls() -> list[list[str]]:
     return calls
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("call", container_calls(), ids=" ".join)
 def test_what_a_container_is_told_passes_its_entrypoint_and_the_checks_of_the_configuration(
     call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

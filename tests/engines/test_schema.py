@@ -134,6 +134,7 @@ def test_the_archive_of_caffe_holds_what_is_compared() -> None:
     assert len(list(caffes_own_files())) > 40
 
 
+@pytest.mark.processes
 def test_the_generated_module_is_that_of_the_schema(tmp_path: Path) -> None:
     protoc = shutil.which("protoc")
     if protoc is None:
@@ -211,6 +212,7 @@ print("answer", json.dumps(answer))
 """
 
 
+@pytest.mark.processes
 def test_without_pycaffe_solvers_records_and_weights_are_read(tmp_path: Path) -> None:
     write_data(tmp_path)
     write_solver(tmp_path, net_text(train="train", test="test"))
@@ -237,6 +239,7 @@ def test_without_pycaffe_solvers_records_and_weights_are_read(tmp_path: Path) ->
     }
 
 
+@pytest.mark.processes
 def test_a_process_with_our_schema_alone_never_imports_pycaffe() -> None:
     script = (
         "import sys; from speedo.engines import schema; schema.use_own_schema(); "

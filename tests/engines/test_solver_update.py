@@ -193,6 +193,7 @@ def test_layers_of_one_name_are_told_apart_by_their_order() -> None:
 # ---------------------------------------------------------------- without Caffe
 
 
+@pytest.mark.processes
 def test_a_process_that_updates_needs_no_caffe() -> None:
     program = (
         "import sys; import speedo.engines.solver_update, speedo.engines.solverstate; "

@@ -273,6 +273,7 @@ def test_a_command_to_a_worker_that_died_is_lost_and_raises_nothing(
         assert master.channels.send(TRAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [b"", b"nonsense\n", b"[1]\n", b"[0, 1]\nnonsense\n"])
 def test_nonsense_from_a_caller_harms_nobody(master: Master, tmp_path: Path, words: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as caller:
@@ -300,6 +301,7 @@ def test_a_worker_is_not_blamed_for_the_store(error: Exception, blame: bool) -> 
     assert refusal(TRAIN, error) == Refused(3, 2, 17, str(error), blame)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_channel_is_told_with_its_worker(tmp_path: Path) -> None:
     heard: EventQueue[Message] = EventQueue()
     told: list[tuple[int, int, str]] = []
@@ -313,6 +315,7 @@ def test_the_end_of_a_channel_is_told_with_its_worker(tmp_path: Path) -> None:
     assert cause.startswith("its channel sent what is no message")
 
 
+@pytest.mark.slow
 def test_a_master_without_free_files_hears_those_that_come_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

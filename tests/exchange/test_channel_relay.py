@@ -51,6 +51,7 @@ def test_a_command_to_a_worker_that_is_gone_is_lost_quietly() -> None:
     relay.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that is stopped; its commands are lost, and the end of the relay does not wait for them."""
     monkeypatch.setattr(channel_relay, "SEND_S", 0.2)

@@ -107,11 +107,13 @@ with join() as c:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_all_members_have_the_result_of_numpy_to_the_bit(tmp_path: Path, size: int) -> None:
     outputs(tmp_path, size, ALL_CALLS)
 
 
+@pytest.mark.processes
 def test_arrays_that_are_not_contiguous_are_changed_in_place(tmp_path: Path) -> None:
     program = """
 with join() as c:
@@ -164,6 +166,7 @@ with join() as c:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("seed", "size"), [(1, 2), (2, 3), (3, 4)])
 def test_any_sequence_of_calls_with_many_chunks_and_late_members(
     tmp_path: Path, seed: int, size: int
@@ -171,6 +174,7 @@ def test_any_sequence_of_calls_with_many_chunks_and_late_members(
     outputs(tmp_path, size, f"seed = {seed}\n{FUZZ}")
 
 
+@pytest.mark.processes
 def test_with_the_barrier_of_processors_that_reorder_accesses(tmp_path: Path) -> None:
     program = """
 from speedo.system import memory_fence
@@ -180,6 +184,7 @@ memory_fence.platform.machine, memory_fence.MEMBARRIER = lambda: "aarch64", numb
     outputs(tmp_path, 2, program + ALL_CALLS)
 
 
+@pytest.mark.processes
 def test_nothing_stays_open(tmp_path: Path) -> None:
     program = """
 before = os.listdir("/proc/self/fd")
@@ -208,6 +213,7 @@ except TeamBrokenError as error:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "patience_s", "message"),
     [
@@ -234,6 +240,7 @@ def test_a_member_lost_in_a_call_is_told_to_the_others(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_member_that_never_comes(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(TeamBrokenError, match=r"worker 1 does not come within 0\.5 s"):
@@ -242,6 +249,7 @@ def test_a_member_that_never_comes(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_a_member_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
     program = """
 c = join()
@@ -264,6 +272,7 @@ else:
     ]
 
 
+@pytest.mark.processes
 def test_the_file_of_a_member_that_was_killed_while_it_waited_stops_nobody(tmp_path: Path) -> None:
     with members(tmp_path, 2, "join()", ranks=range(1, 2)):
         deadline = time.monotonic() + LIMIT_S
@@ -276,6 +285,7 @@ def test_the_file_of_a_member_that_was_killed_while_it_waited_stops_nobody(tmp_p
 # ---------------------------------------------------------------- calls that do not match
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
@@ -324,6 +334,7 @@ with join() as c:
         assert message in said
 
 
+@pytest.mark.processes
 def test_members_that_expect_different_numbers_of_workers(tmp_path: Path) -> None:
     program = """
 size += rank
@@ -367,6 +378,7 @@ def test_a_rank_outside_the_workers_is_refused(tmp_path: Path) -> None:
         Collective(tmp_path, 2, 2, patience_s=1)
 
 
+@pytest.mark.processes
 def test_all_know_after_a_call_that_one_asks_for_a_new_group(tmp_path: Path) -> None:
     program = """
 with join() as c:

@@ -127,6 +127,7 @@ class Worker:
             one.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranges", [1, 3])
 @pytest.mark.parametrize("center", ["none", "bfloat16"])
 def test_a_version_is_fetched_once_for_the_workers_of_a_host(
@@ -143,6 +144,7 @@ def test_a_version_is_fetched_once_for_the_workers_of_a_host(
         assert versions_of(store, "run", one.place.start) == [3, 4]
 
 
+@pytest.mark.processes
 def test_copies_of_a_former_masters_epoch_go_with_the_first_of_the_next(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -160,6 +162,7 @@ def test_copies_of_a_former_masters_epoch_go_with_the_first_of_the_next(
         store.close()
 
 
+@pytest.mark.processes
 def test_whoever_comes_while_a_version_is_fetched_waits_for_it(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -181,6 +184,7 @@ def test_whoever_comes_while_a_version_is_fetched_waits_for_it(
     assert sum(one.fetched for one in workers) == 2  # once each range
 
 
+@pytest.mark.processes
 def test_different_versions_do_not_wait_for_each_other(folder: Path, redis: PrivateRedis) -> None:
     host = Host(folder, redis)
     slow, quick = host.worker(), host.worker()
@@ -194,6 +198,7 @@ def test_different_versions_do_not_wait_for_each_other(folder: Path, redis: Priv
     thread.join()
 
 
+@pytest.mark.processes
 def test_one_worker_alone_shares_nothing_and_asks_for_no_head(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -206,6 +211,7 @@ def test_one_worker_alone_shares_nothing_and_asks_for_no_head(
     assert worker.stores[0].heads == 0
 
 
+@pytest.mark.processes
 def test_what_is_near_is_not_shared(folder: Path, redis: PrivateRedis) -> None:
     host = Host(folder, redis)
     workers = [host.worker(far=False) for _ in range(2)]
@@ -214,6 +220,7 @@ def test_what_is_near_is_not_shared(folder: Path, redis: PrivateRedis) -> None:
     assert [one.fetched for one in workers] == [1, 1]
 
 
+@pytest.mark.processes
 def test_a_version_that_was_published_anew_is_never_served_as_it_was(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -228,6 +235,7 @@ def test_a_version_that_was_published_anew_is_never_served_as_it_was(
     assert [first.fetched, second.fetched] == [1, 1]
 
 
+@pytest.mark.processes
 def test_a_version_that_its_server_has_no_more_is_not_served(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -240,6 +248,7 @@ def test_a_version_that_its_server_has_no_more_is_not_served(
         second.fetch(1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", [0, -1])
 def test_a_damaged_copy_is_fetched_instead(folder: Path, redis: PrivateRedis, where: int) -> None:
     host = Host(folder, redis)
@@ -254,6 +263,7 @@ def test_a_damaged_copy_is_fetched_instead(folder: Path, redis: PrivateRedis, wh
     assert second.fetched == 1
 
 
+@pytest.mark.processes
 def test_memory_that_is_gone_or_full_costs_a_fetch(
     folder: Path, redis: PrivateRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +288,7 @@ with locks.held(int(sys.argv[2]), 1.0) as mine:
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_is_killed_or_stopped_while_it_fetches_blocks_nobody(
     folder: Path, redis: PrivateRedis, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
@@ -306,6 +317,7 @@ def test_a_worker_that_is_killed_or_stopped_while_it_fetches_blocks_nobody(
         assert waited > 0.9
 
 
+@pytest.mark.processes
 def test_an_unfinished_copy_of_a_killed_worker_is_swept(folder: Path, redis: PrivateRedis) -> None:
     host = Host(folder, redis)
     workers = [host.worker() for _ in range(2)]
@@ -318,6 +330,7 @@ def test_an_unfinished_copy_of_a_killed_worker_is_swept(folder: Path, redis: Pri
     assert not left.exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seed", range(3))
 def test_many_workers_and_versions_at_once_get_what_they_asked_for(
     folder: Path, redis: PrivateRedis, seed: int
@@ -361,6 +374,7 @@ def test_many_workers_and_versions_at_once_get_what_they_asked_for(
 # ---------------------------------------------------------------- for a server that is lost
 
 
+@pytest.mark.processes
 def test_a_worker_alone_leaves_a_copy_for_a_server_that_may_be_lost(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -380,6 +394,7 @@ def test_a_worker_alone_leaves_a_copy_for_a_server_that_may_be_lost(
         assert newest_copy({"here": store}, "run", second, codec, 1) is None
 
 
+@pytest.mark.processes
 def test_copies_that_nobody_shares_take_a_small_part_of_the_time(
     folder: Path, redis: PrivateRedis
 ) -> None:
@@ -426,6 +441,7 @@ def test_the_newest_undamaged_copy_of_all_hosts_counts() -> None:
     assert (found.version, found.host, found.vector[0]) == (6, "b", 6.0)
 
 
+@pytest.mark.processes
 def test_a_host_hands_its_copy_over_as_it_is(folder: Path, redis: PrivateRedis) -> None:
     host = Host(folder, redis, 2, run="ab:3")
     worker = host.worker(saves=True)
@@ -446,6 +462,7 @@ def test_a_host_hands_its_copy_over_as_it_is(folder: Path, redis: PrivateRedis) 
         copies.copy_to(target, start, 8)
 
 
+@pytest.mark.processes
 def test_the_closed_have_no_say(folder: Path) -> None:
     first, second = (SharedLocks(folder / ".locks.0") for _ in range(2))
     assert first.have_others()

@@ -187,6 +187,7 @@ class Drawn:
         return found.tobytes()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seed", range(12))
 def test_all_calls_give_the_same_bits_everywhere_and_those_of_the_order_by_position(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -212,6 +213,7 @@ def test_a_leader_that_asks_has_all_know_after_its_call_alone() -> None:
         assert [one.regroups for one in hosts.exchanges] == [False] * 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_both_families_of_addresses_and_tls(address: str) -> None:
     with made(2, address=address, tls=True) as hosts:
@@ -238,6 +240,7 @@ def few_of_all(host: int, exchange: HostExchange) -> bytes:
     return b"".join(one.tobytes() for one in (*parts, rows, flat))
 
 
+@pytest.mark.slow
 def test_one_bit_that_is_flipped_between_two_hosts_ends_the_call_and_is_in_no_result() -> None:
     with made(3, wired=True) as hosts:
         hosts.all(barrier)
@@ -319,6 +322,7 @@ def test_one_that_leaves_in_the_middle_of_a_sum_is_heard_in_its_own_words() -> N
         assert [str(said) for said in hosts.all(do)] == ["worker 11 has had enough"] * 3
 
 
+@pytest.mark.slow
 def test_one_that_has_all_may_leave_while_others_still_take_part() -> None:
     def do(host: int, exchange: HostExchange) -> None:
         for number in range(20):
@@ -330,6 +334,7 @@ def test_one_that_has_all_may_leave_while_others_still_take_part() -> None:
             assert hosts.all(do) == [None] * 4
 
 
+@pytest.mark.slow
 def test_who_does_not_come_is_named_on_all_hosts_within_the_patience() -> None:
     def do(host: int, exchange: HostExchange) -> None:
         exchange.barrier("barrier")
@@ -344,6 +349,7 @@ def test_who_does_not_come_is_named_on_all_hosts_within_the_patience() -> None:
         assert time.monotonic() - began < 4
 
 
+@pytest.mark.slow
 def test_a_member_that_is_gone_ends_the_wait() -> None:
     with made(3) as hosts:
         hosts.all(barrier)
@@ -420,6 +426,7 @@ def processes(
         yield found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize(
     ("method", "number"),
@@ -441,6 +448,7 @@ def test_a_process_that_is_killed_or_hangs_is_named_by_all_others(
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.processes
 def test_a_host_that_is_cut_off_is_named_within_the_patience(tmp_path: Path) -> None:
     """Nothing comes from it, and nobody is told."""
     with network(3) as hosts:
@@ -459,6 +467,7 @@ def test_a_host_that_is_cut_off_is_named_within_the_patience(tmp_path: Path) -> 
     assert re.search("worker 0 does not|from worker 1 to", said[1]), said
 
 
+@pytest.mark.processes
 def test_a_host_whose_cable_is_too_slow_ends_the_call_of_all(tmp_path: Path) -> None:
     """A round of 8 MB on each link may take the patience and 2 s."""
     with network(3) as hosts:
@@ -511,6 +520,7 @@ def nothing(entry: dict[str, Any], stranger: socket.socket) -> None:
 STRANGERS = [proof_of_nothing, too_much, one_key_alone, nothing]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("does", STRANGERS)
 def test_strangers_are_dropped_and_keep_no_member_out(does: Callable[..., None], tls: bool) -> None:
@@ -535,6 +545,7 @@ def test_strangers_are_dropped_and_keep_no_member_out(does: Callable[..., None],
             socket.create_connection((entry["address"], entry["port"]), timeout=10)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_of_very_many_strangers_the_first_are_dropped(
     tls: bool, monkeypatch: pytest.MonkeyPatch
@@ -557,6 +568,7 @@ def test_of_very_many_strangers_the_first_are_dropped(
             first.result(LIMIT_S)
 
 
+@pytest.mark.slow
 def test_a_handshake_that_was_recorded_opens_nothing() -> None:
     """A proxy records what the member says to the leader; said again, it is no proof."""
     with made(2, patience_s=3.0) as hosts, socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -585,6 +597,7 @@ def test_a_handshake_that_was_recorded_opens_nothing() -> None:
         first.cancel()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_what_listens_there_and_does_not_know_the_keys_is_not_taken_for_the_leader(
     tls: bool,
@@ -604,6 +617,7 @@ def test_what_listens_there_and_does_not_know_the_keys_is_not_taken_for_the_lead
             barrier(1, hosts.exchanges[1])
 
 
+@pytest.mark.slow
 def test_a_leader_that_cannot_be_reached_is_named_with_both_addresses_and_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

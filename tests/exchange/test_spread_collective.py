@@ -128,6 +128,7 @@ c.close()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_every_call_is_the_same_to_the_bit_on_every_host(tmp_path: Path, hosts: str) -> None:
     outputs(tmp_path, hosts, ALL_CALLS)
@@ -135,6 +136,7 @@ def test_every_call_is_the_same_to_the_bit_on_every_host(tmp_path: Path, hosts: 
     assert len(left) <= hosts.count("/") + 1, left  # that each leader has left
 
 
+@pytest.mark.processes
 def test_members_that_call_different_things_all_hear_of_it(tmp_path: Path) -> None:
     program = """
 c = join()
@@ -155,6 +157,7 @@ except TeamBrokenError as error:
         assert after == "broken"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "call", ["c.barrier()", "c.all_reduce(np.ones(3))", "c.broadcast(np.ones(3), 3)"]
 )
@@ -173,6 +176,7 @@ c.close()
     outputs(tmp_path, "0,2/1,3", program)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 3])
 def test_the_others_hear_of_a_member_that_is_killed(tmp_path: Path, victim: int) -> None:
     """A leader, whose host and the other hosts hear it in different ways, or another member."""
@@ -209,6 +213,7 @@ def test_what_a_leader_that_is_gone_has_brought_does_not_stay_in_the_store() -> 
     assert store.keys("speedo:run:") == []
 
 
+@pytest.mark.processes
 def test_a_member_that_leaves_ends_the_next_call_of_the_others(tmp_path: Path) -> None:
     program = """
 c = join()
@@ -226,6 +231,7 @@ except TeamBrokenError as error:
     assert "worker 1 has" in third  # left, or ended: its process is of the same host
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "call", ["all_reduce(np.zeros(2, np.int32), 'mean')", "broadcast(np.zeros(1), 5)"]
 )
@@ -241,6 +247,7 @@ c.barrier()
     assert all("use" in said for said in outputs(tmp_path, "0/1", program))
 
 
+@pytest.mark.processes
 def test_a_host_waits_for_its_leader_as_long_as_a_slow_link_may_take(tmp_path: Path) -> None:
     """32 MB may take 8 s more than the patience of 2 s; here they take a little more than 3."""
     program = """

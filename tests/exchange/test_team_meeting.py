@@ -191,6 +191,7 @@ def test_a_member_that_is_not_there_ends_the_gathering(tmp_path: Path) -> None:
         members[1].gather(team_of(0, 1, patience_s=0.2), 4)
 
 
+@pytest.mark.slow
 def test_a_gathering_takes_nobody_of_an_earlier_one(tmp_path: Path) -> None:
     """Worker 1 knocks for gathering 7, is let go, and comes back for gathering 8."""
 

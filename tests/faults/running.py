@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from speedo.watch.first_failure import FirstFailure, kept_failure
-from tests.support.commands import Commands, how_loaded, interrupt
+from tests.support.commands import Commands, described, how_loaded, interrupt
 from tests.support.invariants import Line, check_run
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
@@ -135,7 +135,7 @@ class Watched:
         while not what():
             assert self.process.poll() is None, self.process.communicate()[1]
             late = time.monotonic() > began + seconds * how_loaded()
-            assert not late, (self.lines()[-5:], self.log()[-2000:])
+            assert not late, (described(what), self.lines()[-5:], self.log()[-2000:])
             time.sleep(0.05)
 
     def has_begun(self, version: int = BEGUN) -> None:

@@ -69,6 +69,7 @@ def losses(mode: str, changes: int) -> list[float]:
     return seen.merged
 
 
+@pytest.mark.slow
 @row(15, "1,000 joins and deaths, one every half turn (simulator)", usual="sync")
 def test_a_thousand_joins_and_deaths_break_nothing_and_cost_no_loss(
     mode: str, finding: Finding

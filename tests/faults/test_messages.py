@@ -23,6 +23,7 @@ SPEEDO = Path(__file__).parents[2] / "speedo"
 RATES = (0.01, 0.05, 0.2)
 
 
+@pytest.mark.slow
 @row(10, "1 to 20 % of messages lost, repeated, late (simulator)", usual="async")
 def test_the_center_is_that_of_the_accepted_results_whatever_happens_to_messages(
     mode: str, finding: Finding
@@ -150,6 +151,7 @@ def wall_clocks(source: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_decision_is_made_by_a_clock_that_may_jump() -> None:
     assert wall_clocks("import time\nx = time.time()\nfrom time import time") == [3, 2]
     using = {

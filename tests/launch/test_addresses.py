@@ -59,6 +59,7 @@ def test_no_greeting_chooses_another_address() -> None:
             assert set(found.address) <= set("0123456789abcdef.:")
 
 
+@pytest.mark.processes
 def test_the_address_of_sshs_own_connection_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -104,6 +104,7 @@ def gone_within(process: psutil.Process, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.processes
 def test_it_greets_with_its_version_and_sends_output_and_status(end: End, tmp_path: Path) -> None:
     assert end.next("hello")["hello"]["speedo"] == VERSION
     end.send(start="a", argv=["--version"], directory=str(tmp_path))
@@ -112,6 +113,7 @@ def test_it_greets_with_its_version_and_sends_output_and_status(end: End, tmp_pa
     assert end.next("filed") == {"filed": "a"}
 
 
+@pytest.mark.processes
 def test_files_that_a_command_leaves_are_sent_with_their_paths(end: End, tmp_path: Path) -> None:
     (tmp_path / "logs" / "deep").mkdir(parents=True)
     (tmp_path / "logs" / "deep" / "one.log").write_bytes(b"\xff" * 100_000)
@@ -154,6 +156,7 @@ def test_a_killed_end_takes_its_command_with_it(end: End, tmp_path: Path) -> Non
     assert gone_within(child, 20)
 
 
+@pytest.mark.processes
 def test_a_command_that_cannot_start_is_told_with_the_cause(end: End, tmp_path: Path) -> None:
     end.send(start="a", argv=["--version"], directory=str(tmp_path / "absent"))
     assert "No such file or directory" in end.next("line")["line"]
@@ -170,6 +173,7 @@ def log_folders(folder: Path) -> list[Path]:
     return list(folder.glob("speedo-launch-*"))
 
 
+@pytest.mark.processes
 def test_logs_stay_on_the_host_until_the_launcher_has_them(
     made: Callable[[], End], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.processes
 def test_a_malformed_event_ends_its_host_and_no_other(hosts: dict[str, list[str]]) -> None:
     hosts.update(MALFORMED)
     with speedo.Cluster(hosts=[*MALFORMED, "good"]) as cluster:
@@ -97,6 +98,7 @@ def test_a_malformed_event_ends_its_host_and_no_other(hosts: dict[str, list[str]
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.processes
 def test_what_fails_in_a_thread_ends_the_run(
     hosts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_of_endless_output_the_end_is_kept() -> None:
     assert failures(command) == ["`speedo doctor` ended with status 1: "]
 
 
+@pytest.mark.processes
 def test_the_reader_of_a_host_survives_whatever_its_events_raise(
     hosts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +188,7 @@ def test_the_reader_of_a_host_survives_whatever_its_events_raise(
     assert "what it sends cannot be read: MemoryError()" in events.get(timeout=20)["why"]
 
 
+@pytest.mark.processes
 def test_a_process_that_ends_instead_of_holding_places_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

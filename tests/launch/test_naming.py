@@ -57,6 +57,7 @@ class _Line:
             threading.Thread(target=self._hosts.examine, args=(self.name,), daemon=True).start()
 
 
+@pytest.mark.slow
 def test_a_host_that_fails_after_the_others_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "NAMED_S", 0.5)
     cluster = cluster_of("10.0.0.1,10.0.0.2,10.0.0.3", {})

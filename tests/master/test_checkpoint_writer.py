@@ -523,6 +523,7 @@ def test_many_snapshots_wait_for_a_disk_that_hangs_only_so_long(
     keeper.close()
 
 
+@pytest.mark.processes
 def test_a_process_ends_though_its_checkpoint_hangs(tmp_path: Path) -> None:
     """Python's executor is waited for when the process ends."""
     program = (

@@ -107,6 +107,7 @@ def test_an_entry_of_any_length_is_read_and_leaves_the_one_before_whole(tmp_path
         assert all(len(entry.records) == 700_000 * (version - 1) for entry in before)
 
 
+@pytest.mark.processes
 def test_if_there_is_no_room_for_an_entry_no_older_one_is_left_and_it_is_said_once(
     tmp_path: Path,
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path) -> None:
             read_checkpoint(path)
 
 
+@pytest.mark.processes
 def test_a_disk_without_room_leaves_the_former_one_and_says_so(tmp_path: Path) -> None:
     """The kernel refuses the write after 3000 bytes, as a full disk does."""
     write_checkpoint(tmp_path, checkpoint(6))

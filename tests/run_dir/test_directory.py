@@ -58,6 +58,7 @@ def test_a_run_that_never_began_can_be_begun_again_there(tmp_path: Path) -> None
     create_run_dir(tmp_path)
 
 
+@pytest.mark.processes
 def test_a_directory_on_a_full_disk_is_refused(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         fill(tmp_path / "disk")

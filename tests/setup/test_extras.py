@@ -30,6 +30,7 @@ def speedo(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("data", "--help")])
 def test_a_command_that_needs_none_of_them_works(words: tuple[str, ...]) -> None:
     done = speedo(*words)
@@ -37,6 +38,7 @@ def test_a_command_that_needs_none_of_them_works(words: tuple[str, ...]) -> None
     assert done.stdout.startswith("Usage: ")
 
 
+@pytest.mark.processes
 def test_a_picture_without_matplotlib_names_the_extra(tmp_path: Path) -> None:
     done = speedo("report", "--png", str(tmp_path))
     assert done.returncode == 2

@@ -31,12 +31,14 @@ def call(function: str, tmp_path: Path, **environment: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_script_parses_and_can_be_run(script: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     assert script.name == "lib.sh" or os.access(script, os.X_OK)
 
 
+@pytest.mark.processes
 def test_shellcheck_finds_nothing() -> None:
     subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=ROOT, check=True)
 
@@ -48,6 +50,7 @@ def test_no_script_names_a_server() -> None:
         assert not re.search(r"://\w", path.read_text()), path
 
 
+@pytest.mark.processes
 def test_an_archive_with_the_wrong_sum_is_refused_with_both_sums(tmp_path: Path) -> None:
     archive = tmp_path / "caffe.orig.tar.gz"
     archive.write_bytes(b"not caffe")
@@ -58,12 +61,14 @@ def test_an_archive_with_the_wrong_sum_is_refused_with_both_sums(tmp_path: Path)
     assert not (tmp_path / "cache" / "a").exists()
 
 
+@pytest.mark.processes
 def test_a_source_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = call('fetch_caffe_source "$SPEEDO_CACHE/a"', tmp_path, SPEEDO_CAFFE_SOURCE="/no/such.gz")
     assert done.returncode != 0
     assert "SPEEDO_CAFFE_SOURCE is /no/such.gz: no such file" in done.stderr
 
 
+@pytest.mark.processes
 @needs_apt
 def test_a_mirror_without_the_suite_gets_a_plain_way_out(tmp_path: Path) -> None:
     empty = tmp_path / "mirror"
@@ -77,6 +82,7 @@ def test_a_mirror_without_the_suite_gets_a_plain_way_out(tmp_path: Path) -> None
         assert way_out in done.stderr
 
 
+@pytest.mark.processes
 def test_a_failing_step_names_itself_its_log_and_shows_its_last_lines(tmp_path: Path) -> None:
     script = f"SPEEDO_LOGS={tmp_path}; broken() {{ echo the reason; false; echo never; }}"
     done = call(f"{script}; step 'some step' broken; echo unreached", tmp_path)
@@ -88,6 +94,7 @@ def test_a_failing_step_names_itself_its_log_and_shows_its_last_lines(tmp_path: 
     assert "unreached" not in done.stdout
 
 
+@pytest.mark.processes
 def test_an_unusable_interpreter_is_named() -> None:
     done = subprocess.run(
         ["scripts/setup.sh"],
@@ -129,6 +136,7 @@ def test_setup_brings_a_torch_that_the_extra_takes_and_ci_asks_for_it() -> None:
     assert re.search(r"^export .*\bTORCH\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+@pytest.mark.processes
 def test_setup_keeps_a_torch_that_is_there_and_leaves_out_one_that_is_not_wanted(
     tmp_path: Path,
 ) -> None:
@@ -188,6 +196,7 @@ def test_setup_brings_no_tool_of_the_tests_and_each_target_what_it_needs() -> No
         assert not re.search(r"^(pytest|ruff|mypy|selenium|moto|tensorboard)==", text, re.MULTILINE)
 
 
+@pytest.mark.processes
 def test_an_edit_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "src" / "caffe" / "util"
     source.mkdir(parents=True)
@@ -199,6 +208,7 @@ def test_an_edit_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert (source / "io.cpp").read_text() == "another version"
 
 
+@pytest.mark.processes
 def test_the_wheel_is_the_same_twice_and_pip_can_read_it(tmp_path: Path) -> None:
     source, build = tmp_path / "source", tmp_path / "build"
     for path in ("python/caffe/__init__.py", "python/caffe/test/test_net.py", "LICENSE"):

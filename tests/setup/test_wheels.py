@@ -46,6 +46,7 @@ def names(packages: Path) -> list[str]:
     return [line for line in lines if line]
 
 
+@pytest.mark.processes
 def test_each_release_has_a_python_and_a_list_of_libraries() -> None:
     assert shell("debian_python 12") == "3.11"
     assert shell("debian_python 13") == "3.13"

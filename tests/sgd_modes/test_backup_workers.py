@@ -35,6 +35,7 @@ def train(slowest: float, **options: Any) -> Simulation:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [{}, {"server_gradient": True}])
 def test_one_backup_bears_a_straggler_ten_times_slower(extra: dict[str, Any]) -> None:
     """Seven workers of eight do the same work: 8 / 7 of the time, and a little for the end."""

@@ -103,6 +103,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.processes
 def test_a_mode_that_is_one_file_is_found_said_checked_and_trained_with(tmp_path: Path) -> None:
     (tmp_path / "every_other.py").write_text(MODE)
     done = subprocess.run(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from speedo.storage import MemoryStore
 
 
@@ -24,6 +26,7 @@ def test_the_clock_is_not_read_for_blobs_without_expiry():
     assert store.read("k", memoryview(bytearray(1))) == b"h"
 
 
+@pytest.mark.processes
 def test_the_package_imports_no_redis_for_a_memory_store():
     code = "import sys, speedo.storage as s; s.MemoryStore(); assert 'redis' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -51,6 +51,7 @@ def get(store: SharedMemoryStore, key: str) -> bytes:
     return bytes(into)
 
 
+@pytest.mark.processes
 def test_a_full_memory_refuses_a_blob_and_keeps_the_former_one(small: Path) -> None:
     store = SharedMemoryStore(small)
     put(store, "center", b"1" * 400_000)
@@ -255,6 +256,7 @@ def test_an_empty_slot_of_a_living_writer_stays_when_others_sweep(tmp_path: Path
     assert get(other, "k:1") == b"1" * 100_000
 
 
+@pytest.mark.processes
 def test_slots_of_killed_writers_go_once_nothing_is_in_them(tmp_path: Path) -> None:
     """A worker has its slot from the beginning of its steps on."""
     code = (
@@ -275,6 +277,7 @@ def test_slots_of_killed_writers_go_once_nothing_is_in_them(tmp_path: Path) -> N
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.processes
 def test_no_memory_is_lent_where_there_is_no_room(small: Path) -> None:
     with closing(SharedMemoryStore(small)) as store:
         assert store.place("k:1", 1_100_000) is None
@@ -314,6 +317,7 @@ def test_a_reader_whose_slot_is_taken_for_another_blob_notices(tmp_path: Path) -
     assert missing >= 20
 
 
+@pytest.mark.processes
 def test_empty_slots_go_when_there_is_no_room(small: Path) -> None:
     with closing(SharedMemoryStore(small)) as store:
         make(store, "k:1", b"1" * 600_000)
@@ -335,6 +339,7 @@ def test_a_reader_that_began_reads_on_after_the_blob_was_replaced(tmp_path: Path
         assert begun.read().endswith(b"1" * 1000)
 
 
+@pytest.mark.processes
 def test_files_are_for_their_user_alone(tmp_path: Path) -> None:
     with SharedMemory(1, tmp_path) as memory:
         assert memory.path is not None
@@ -344,6 +349,7 @@ def test_files_are_for_their_user_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_the_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, sys, pathlib; from speedo.storage.shared_memory.folder import SharedMemory\n"
@@ -373,6 +379,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
         store.read_head("k")
 
 
+@pytest.mark.processes
 def test_what_expired_and_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
     now = [10.0]
     store = SharedMemoryStore(tmp_path, clock=lambda: now[0])

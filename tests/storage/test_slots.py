@@ -106,6 +106,7 @@ class Processes:
             process.join()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_reader_accepts_what_was_not_written_as_a_whole(tmp_path: Path, seed: int) -> None:
     """Writers are killed and stopped at any instruction, and replaced; stopped ones go on beside their successors."""

@@ -251,6 +251,7 @@ def test_later_changes_of_the_writers_memory_do_not_reach_the_blob(bench: Bench)
     assert get(bench.store, bench.key) == (b"", b"x" * 200)
 
 
+@pytest.mark.slow
 def test_a_reader_never_sees_parts_of_two_writes(bench: Bench):
     sizes = 20 * CHUNK
     stop = threading.Event()

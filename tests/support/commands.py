@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
@@ -236,9 +237,29 @@ def still_open(addresses: set[tuple[str, int]]) -> list[tuple[str, int]]:
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Return once it holds; within so many seconds of a machine with nothing else to do."""
     began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + seconds * how_loaded()
+    while not (last := condition()):
+        late = time.monotonic() > began + seconds * how_loaded()
+        assert not late, f"not within {seconds} s: {described(condition)}; last {last!r}"
         time.sleep(0.05)
+
+
+def described(condition: Callable[[], Any]) -> str:
+    """What it is in the source, and the values that it has from there; of a file or a run's folder the end."""
+    try:
+        source = " ".join(inspect.getsource(condition).split())
+        names = inspect.getclosurevars(condition).nonlocals
+    except (OSError, TypeError):  # nothing of Python's, as a built-in method
+        return repr(condition)
+    seen = {name: end_of(one) if isinstance(one, Path) else one for name, one in names.items()}
+    return f"`{source}`, where {seen}"
+
+
+def end_of(path: Path, most: int = 1000) -> str:
+    """Of a file, or of the logs of a run in this folder."""
+    if path.is_file():
+        return path.read_text(errors="replace")[-most:]
+    logs = [log for name in ("metrics.jsonl", "train.log") for log in path.glob(f"**/{name}")]
+    return "\n".join(f"{log} ends: {end_of(log)}" for log in logs) or f"{path}, without a log"
 
 
 def wait_for_line(
@@ -251,8 +272,9 @@ def wait_for_line(
     began = time.monotonic()
     while not (file.exists() and text in file.read_text()):
         late = time.monotonic() > began + seconds * how_loaded()
-        assert not late, f"{text!r} did not appear in {file} within {seconds} s"
-        assert process is None or process.poll() is None, f"ended without {text!r} in {file}"
+        ended = process is not None and process.poll() is not None
+        assert not late, f"no {text!r} within {seconds} s; {file} ends: {end_of(file)}"
+        assert not ended, f"ended without {text!r}; {file} ends: {end_of(file)}"
         time.sleep(0.1)
 
 

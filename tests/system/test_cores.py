@@ -138,6 +138,7 @@ print(len(os.listdir("/proc/self/task")), lists == {str(last)})
 """
 
 
+@pytest.mark.processes
 def test_every_thread_of_a_process_is_bound_those_before_and_those_after() -> None:
     done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=True)
     assert done.stdout == "3 True\n"

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.commands import how_loaded
 
+pytestmark = pytest.mark.processes
+
 PARENT = """
 import subprocess, sys, threading
 from speedo.system import dies_with_parent

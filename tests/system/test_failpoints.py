@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TWO_THREADS = """
 import os, threading, time
 from speedo.system import failpoints
@@ -23,6 +25,7 @@ time.sleep(10)
 """
 
 
+@pytest.mark.processes
 def test_two_points_at_once_are_two_deaths(tmp_path: Path) -> None:
     environment = {
         **os.environ,

@@ -61,6 +61,7 @@ def test_a_command_and_its_children_import_our_packages_first_and_the_users_modu
     assert said(program, place, str(ROOT), cwd=where).split() == ["mine", "mine"]
 
 
+@pytest.mark.processes
 def test_the_order_is_kept_where_it_was_made_already(tmp_path: Path) -> None:
     program = """
 import os, sys
@@ -73,6 +74,7 @@ assert once == (sys.path, os.environ["PYTHONPATH"])
     said(program, str(tmp_path), str(ROOT))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--help"]])
 def test_modules_of_the_working_folder_do_not_hide_ours(
     tmp_path: Path, arguments: list[str]
@@ -93,6 +95,7 @@ def test_rays_processes_get_our_packages_first(
     assert (first, last) == (str(ROOT), str(tmp_path))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("files", "cause"),
     [

@@ -26,6 +26,7 @@ with speedo.join({"w": np.zeros(1, np.float32)}):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "users",
     [

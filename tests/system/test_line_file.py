@@ -26,6 +26,7 @@ def gap(lines: int) -> bytes:
     return f"{lines} lost\n".encode()
 
 
+@pytest.mark.processes
 def test_lines_wait_for_room_and_are_whole(tmp_path: Path) -> None:
     clock = Clock()
     with small_disk(tmp_path / "disk", "64k"):
@@ -46,6 +47,7 @@ def test_lines_wait_for_room_and_are_whole(tmp_path: Path) -> None:
         assert file.close() == b""
 
 
+@pytest.mark.processes
 def test_what_memory_does_not_hold_is_counted_and_told_in_its_place(tmp_path: Path) -> None:
     clock = Clock()
     with small_disk(tmp_path / "disk", "64k"):
@@ -62,6 +64,7 @@ def test_what_memory_does_not_hold_is_counted_and_told_in_its_place(tmp_path: Pa
         file.close()
 
 
+@pytest.mark.processes
 def test_what_is_never_written_is_handed_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         fill(tmp_path / "disk")
@@ -73,6 +76,7 @@ def test_what_is_never_written_is_handed_back(tmp_path: Path) -> None:
         assert file.path.read_bytes() == b""
 
 
+@pytest.mark.processes
 def test_nothing_that_waits_is_written_once_the_file_is_anothers(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         taken = fill(tmp_path / "disk")
@@ -83,6 +87,7 @@ def test_nothing_that_waits_is_written_once_the_file_is_anothers(tmp_path: Path)
         assert file.path.read_bytes() == b""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_run_log_on_a_full_disk_tells_and_does_not_end_the_run(
     tmp_path: Path, closes: bool

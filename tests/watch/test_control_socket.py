@@ -125,6 +125,7 @@ def test_a_run_that_does_not_answer_is_told_within_the_time(runtime: Path) -> No
         free.set()
 
 
+@pytest.mark.processes
 def test_the_socket_of_a_killed_process_is_removed_by_who_finds_it(runtime: Path) -> None:
     leader = subprocess.Popen(
         [sys.executable, "-c", LEADER, "dead"], stdout=subprocess.PIPE, text=True

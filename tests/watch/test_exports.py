@@ -206,6 +206,7 @@ def test_a_long_run_has_a_bounded_curve_of_means(tmp_path: Path) -> None:
     assert speeds[-1].value == pytest.approx(200, rel=0.01)
 
 
+@pytest.mark.processes
 def test_a_full_disk_neither_ends_the_run_nor_breaks_the_file(tmp_path: Path) -> None:
     told: list[str] = []
     folder = tmp_path / "disk"
@@ -232,6 +233,7 @@ def test_a_full_disk_neither_ends_the_run_nor_breaks_the_file(tmp_path: Path) ->
 # ---------------------------------------------------------------- Caffe's log
 
 
+@pytest.mark.processes
 def test_a_resumed_log_continues_and_caffe_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "caffe.log"
 

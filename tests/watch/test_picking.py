@@ -139,6 +139,7 @@ def test_without_a_run_each_command_says_so(runtime: Path) -> None:
     assert (answer.exit_code, json.loads(answer.output)) == (1, {"runs": []})
 
 
+@pytest.mark.slow
 def test_watching_ends_with_the_run_and_its_result(runtime: Path, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(
         '{"iteration": 40, "reason": "all work was done", "accuracy": null, "model": "m"}'
@@ -153,6 +154,7 @@ def test_watching_ends_with_the_run_and_its_result(runtime: Path, tmp_path: Path
     assert shown.output.endswith("it ended at iteration 40 (all work was done)\nm\n")
 
 
+@pytest.mark.slow
 def test_a_stop_that_takes_too_long_says_so_and_a_told_run_is_not_waited_for(
     runtime: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def seen_in(run: Path) -> Seen:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("hang", [ASLEEP, NATIVE], ids=["asleep", "native"])
 def test_a_process_that_hangs_says_where_even_in_native_code(tmp_path: Path, hang: str) -> None:
     with hanging(tmp_path, "worker-1", hang) as child:
@@ -66,6 +67,7 @@ def test_a_process_that_hangs_says_where_even_in_native_code(tmp_path: Path, han
     assert not found.state.hangs
 
 
+@pytest.mark.processes
 def test_a_stopped_process_is_told_and_not_signalled(tmp_path: Path) -> None:
     with hanging(tmp_path, "worker-1", ASLEEP) as child:
         child.send_signal(signal.SIGSTOP)
@@ -78,6 +80,7 @@ def test_a_stopped_process_is_told_and_not_signalled(tmp_path: Path) -> None:
     assert "no stack of Python: a stopped process answers no signal" in text
 
 
+@pytest.mark.processes
 def test_a_process_of_somebody_elses_gets_no_signal(tmp_path: Path) -> None:
     """Its own handler, or none, would do something else with it."""
     (tmp_path / "logs").mkdir()

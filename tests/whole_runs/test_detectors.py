@@ -73,6 +73,7 @@ def own_schema() -> Iterator[None]:
     prepare_to_read("caffe")
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("own_schema")
 @pytest.mark.parametrize(
     ("normalization", "division"),

@@ -34,6 +34,7 @@ def test_what_fits_stays_where_it_belongs(places: dict[str, Path]) -> None:
     assert not list(places["home"].iterdir())
 
 
+@pytest.mark.processes
 def test_the_first_place_with_room_takes_all_that_follows(places: dict[str, Path]) -> None:
     with read_only(places["run"]), read_only(places["home"]):
         outputs = Outputs(places["run"])
@@ -50,6 +51,7 @@ def test_the_first_place_with_room_takes_all_that_follows(places: dict[str, Path
         assert outputs.problems[2].startswith(f"the last 2 lines of {places['run'] / 'log'} ")
 
 
+@pytest.mark.processes
 def test_a_full_place_is_passed_over_and_left_clean(places: dict[str, Path]) -> None:
     with small_disk(places["home"] / "disk", "64k"), read_only(places["run"]):
         home = places["home"] / "disk"
@@ -61,6 +63,7 @@ def test_a_full_place_is_passed_over_and_left_clean(places: dict[str, Path]) -> 
         assert [path.name for path in home.iterdir()] == ["somebody's file"]
 
 
+@pytest.mark.processes
 def test_where_there_is_no_room_at_all_every_place_is_named(places: dict[str, Path]) -> None:
     with ExitStack() as stack:
         for folder in places.values():

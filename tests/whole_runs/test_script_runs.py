@@ -198,6 +198,7 @@ def test_a_worker_that_exchanges_something_else_is_refused_with_both_names(tmp_p
     run.parts.clean_store()
 
 
+@pytest.mark.slow
 def test_without_a_model_the_run_ends_with_the_number_of_workers(tmp_path: Path) -> None:
     run = ScriptRun(tmp_path / "run", workers=3, timeout=1)
     for worker in (1, 2):
@@ -228,6 +229,7 @@ def test_a_model_without_its_weights_is_refused_and_the_next_one_is_taken(tmp_pa
     assert run.start.take(0, model, nothing) is not None
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("redis", ["", "redis://127.0.0.1"])
 def test_a_model_without_room_in_shared_memory_is_told_and_without_redis_refused(
     tmp_path: Path, redis: str

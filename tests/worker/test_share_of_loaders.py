@@ -39,6 +39,7 @@ def cut(order: np.ndarray[Any, Any], batch: int) -> list[list[int]]:
     return [order[at : at + batch].tolist() for at in range(0, len(order), batch)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("workers", "stay"), [(0, False), (2, False), (2, True)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_loader_gives_its_batches_in_the_order_of_the_epoch(
@@ -65,6 +66,7 @@ def test_a_loader_gives_its_batches_in_the_order_of_the_epoch(
     assert run.book.settled(1) == RECORDS
 
 
+@pytest.mark.processes
 def test_a_worker_that_waits_has_trained_all_that_was_fetched_ahead() -> None:
     """Else others would wait for that, and it for them."""
     run = Run(steps=1)

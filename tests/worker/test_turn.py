@@ -159,6 +159,7 @@ def test_the_pull_leaves_statistics_alone() -> None:
     assert payload(worker, Kind.WEIGHTS)[1].tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "rate"), [(Kind.DELTA, None), (Kind.WEIGHTS, 0.3), (Kind.GRADIENT, None)]
 )

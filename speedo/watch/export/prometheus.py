@@ -141,7 +141,9 @@ class PrometheusMetrics:
 
         app = _guarded(make_wsgi_app(self._registry))
         server = make_server(HOST, port, app, ThreadingWSGIServer, Scrape)
-        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, args=(0.05,), name="metrics", daemon=True
+        )
         thread.start()
 
         def stop() -> None:

@@ -19,6 +19,8 @@ from speedo.errors import ConfigError, DataError
 from tests.support.commands import wait_until
 from tests.support.stores import S3, Http, Sftp, Site
 
+pytestmark = pytest.mark.processes  # servers, and keys of ssh-keygen
+
 FILES = {"a.bin": b"x" * 1_200_000, "below/b.txt": b"two\n", "empty": b""}
 
 
@@ -234,7 +236,6 @@ def test_a_store_that_is_away_is_told_once_and_gets_all_when_it_is_back(
     assert copy_of(store, tmp_path) == {"checkpoints/1.ck": b"1", "checkpoints/2.ck": b"2"}
 
 
-@pytest.mark.slow
 def test_a_store_that_is_away_for_6_s_holds_up_nobody_and_has_everything_afterwards(
     s3: S3, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_source_that_leads_out_of_the_data_root_is_refused(
     assert files_outside(tmp_path, tmp_path / "a" / "b" / "cache") == before
 
 
+@pytest.mark.slow
 def test_no_uri_and_no_name_of_a_store_writes_outside_its_folder(
     lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_uri_with_a_control_character_is_refused(uri: str) -> None:
     assert problem_with(uri) == "has a control character in it; correct it"
 
 
+@pytest.mark.processes
 def test_a_redirect_from_https_to_http_is_not_followed(
     http: Http, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -252,8 +253,7 @@ def large(name: str) -> bool:
 
 def reads_files(name: str) -> bool:
     """Whether the records of this archived net do not come from code."""
-    layers = upgraded(archived_nets()[name]).layer
-    return all(layer.type not in ("Python", "MemoryData") for layer in layers)
+    return not re.search(r"type:\s*[\"']?(Python|MemoryData|MEMORY_DATA)\b", archived_nets()[name])
 
 
 def shrunk(name: str) -> Deploy:

@@ -10,6 +10,7 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ GIB = 1 << 30
 NUL = b""
 
 
+@cache
 def varint(value: int) -> bytes:
     value &= 2**64 - 1
     out = bytearray()

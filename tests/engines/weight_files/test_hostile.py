@@ -116,6 +116,7 @@ def test_the_watch_sees_what_is_opened(tmp_path: Path) -> None:
     assert {one.partition(":")[0] for one in touched} == {"secret"}
 
 
+@pytest.mark.processes
 def test_every_hostile_file_is_refused_in_words_and_in_little_memory(tmp_path: Path) -> None:
     outside = outside_of(tmp_path)
     files = tmp_path / "files"

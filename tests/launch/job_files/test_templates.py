@@ -172,6 +172,7 @@ def test_the_entrypoint_is_one_command_for_a_shell(options: list[str]) -> None:
 # ------------------------------------------------------------ Slurm
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("more", [{}, {"apptainer": "my image.sif"}, {"pyxis": "a/b:1"}])
 def test_bash_reads_the_script_of_slurm(more: dict[str, str]) -> None:
     text = slurm(Training(), data_root="/a b", **more)
@@ -181,6 +182,7 @@ def test_bash_reads_the_script_of_slurm(more: dict[str, str]) -> None:
     assert text.splitlines().index(directives[-1]) < text.splitlines().index("set -euo pipefail")
 
 
+@pytest.mark.processes
 @given(st.lists(words, max_size=4))
 def test_the_shell_reads_the_options_as_they_were_given(options: list[str]) -> None:
     (line,) = [
@@ -211,6 +213,7 @@ def slurm_stand_ins(folder: Path, workers_status: int) -> Path:
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers_status", [0, 1])
 def test_the_script_ends_with_the_status_of_the_master_and_without_the_token(
     tmp_path: Path, workers_status: int
@@ -240,6 +243,7 @@ def test_the_script_ends_with_the_status_of_the_master_and_without_the_token(
 # ------------------------------------------------------------ systemd
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("role", ["master", "worker", "server"])
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, role: str) -> None:
     command = tmp_path / "speedo"
@@ -258,6 +262,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, role: str) ->
     assert (done.returncode, str(unit) in done.stderr) == (0, False), done.stderr
 
 
+@pytest.mark.processes
 def test_systemd_finds_a_wrong_line(tmp_path: Path) -> None:
     unit = tmp_path / "speedo-worker.service"
     text = systemd(Training(), role="worker", address="a", speedo="/bin/true")

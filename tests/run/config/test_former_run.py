@@ -111,6 +111,7 @@ def test_a_strangers_model_is_scored_only_with_ones_own_solver(tmp_path: Path) -
         options_of(run)
 
 
+@pytest.mark.slow
 def test_no_configuration_of_a_stranger_names_a_place_or_ends_in_an_exception(
     tmp_path: Path,
 ) -> None:

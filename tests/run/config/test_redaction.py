@@ -134,6 +134,7 @@ def secret_uri(chance: Random) -> str:
     )
 
 
+@pytest.mark.slow
 def test_no_secret_of_any_uri_comes_into_a_message_or_file(tmp_path: Path) -> None:
     board = StatusBoard("sync", 1, 1, 1)
     for number, chance in enumerate(randoms()):

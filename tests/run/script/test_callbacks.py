@@ -127,6 +127,7 @@ def test_what_cannot_be_called_is_refused_at_once() -> None:
     )
 
 
+@pytest.mark.processes
 def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S

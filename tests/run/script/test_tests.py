@@ -98,6 +98,7 @@ def test_a_target_ends_the_run(speedo: Commands, tmp_path: Path) -> None:
     assert "stopped 0" in errors
 
 
+@pytest.mark.processes
 def test_a_script_alone_tests_its_own_weights() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False

@@ -64,6 +64,7 @@ class _Interrupted(subprocess.Popen[bytes]):
         self._waitpid_lock = _Lock(self._waitpid_lock)  # type: ignore[has-type]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_ctrl_c_at_any_instruction_of_a_wait_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,6 +80,7 @@ def test_a_broken_mode_is_refused_with_its_schedule(outside: str, name: str, wor
     assert schedule[0].strip() == "workers 0, 1 join: train 0, 1"
 
 
+@pytest.mark.slow
 def test_a_mode_that_does_not_come_back_from_a_decision_is_refused(
     outside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def speedo(*words: str, folder: Path, path: Path = REPOSITORY) -> subprocess.Com
     )
 
 
+@pytest.mark.processes
 def test_the_command_refuses_a_mode_that_deadlocks_before_anything_starts(
     outside: str, tmp_path: Path
 ) -> None:
@@ -118,12 +120,14 @@ def test_the_command_refuses_a_mode_that_deadlocks_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.processes
 def test_a_module_that_is_not_there_is_said(tmp_path: Path) -> None:
     ended = speedo("train", "--mode", "nowhere_at_all:Stuck", folder=tmp_path)
     assert ended.returncode == 2
     assert "there is no module nowhere_at_all, neither installed nor in the folder" in ended.stderr
 
 
+@pytest.mark.processes
 def test_an_installed_package_has_its_modes_and_rules_in_the_help(
     outside: str, tmp_path: Path
 ) -> None:

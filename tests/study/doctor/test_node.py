@@ -128,6 +128,7 @@ def test_what_only_caffe_can_tell_is_told_in_its_words(
     assert not list((home / "tmp").iterdir())
 
 
+@pytest.mark.processes
 def test_a_pycaffe_that_ends_the_process_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_redis_is_needed_where_a_master_starts_it(monkeypatch: pytest.MonkeyPatc
     assert redis(Request(redis="redis://10.0.0.7")).level == "ok"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("version", "level", "remedy"),
     [
@@ -214,6 +216,7 @@ for request in (Request(workers=workers), Request(workers=workers, master="10.0.
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("limit", "workers", "lines"),
     [

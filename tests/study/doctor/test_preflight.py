@@ -38,6 +38,7 @@ COMMANDS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+@pytest.mark.processes
 @COMMANDS
 def test_a_name_too_long_for_sockets_is_told_before_anything_starts(
     tmp_path: Path, command: tuple[str, ...]
@@ -52,6 +53,7 @@ def test_a_name_too_long_for_sockets_is_told_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.processes
 @COMMANDS
 def test_too_few_open_files_are_told_before_anything_starts(
     tmp_path: Path, command: tuple[str, ...]
@@ -65,6 +67,7 @@ def test_too_few_open_files_are_told_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.processes
 def test_a_temporary_folder_with_too_little_room_is_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "t", "1m"):
         status, errors = typed(
@@ -75,6 +78,7 @@ def test_a_temporary_folder_with_too_little_room_is_told(tmp_path: Path) -> None
     assert "set TMPDIR to a folder with more" in errors
 
 
+@pytest.mark.processes
 def test_a_full_disk_where_the_run_would_go_is_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         fill(tmp_path / "disk")
@@ -82,6 +86,7 @@ def test_a_full_disk_where_the_run_would_go_is_told(tmp_path: Path) -> None:
             require(Request(run_dir=tmp_path / "disk" / "run"))
 
 
+@pytest.mark.processes
 def test_threads_of_a_user_are_counted_against_the_limit() -> None:
     """In a child that is another user: root is not bound by it."""
     reading, writing = os.pipe()

@@ -113,6 +113,7 @@ def test_only_devices_that_workers_use_count(
     assert memory_of(torch, EngineChoice(engine, device)) == found  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 @pytest.mark.torch
 def test_a_net_that_is_larger_than_any_memory_is_described(home: Path) -> None:
     """Nothing of it is allocated: its weights alone would take 220 GB, a batch more."""

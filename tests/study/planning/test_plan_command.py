@@ -120,6 +120,7 @@ def test_a_net_that_caffe_refuses_is_told_in_its_words(solver: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_table_names_the_best_and_what_limits_it(file: Path) -> None:
     result = typed(
         "--from",
@@ -145,6 +146,7 @@ def test_a_table_names_the_best_and_what_limits_it(file: Path) -> None:
     assert "compute: made up" in lines
 
 
+@pytest.mark.slow
 def test_servers_and_given_steps_are_told_and_planned_with(file: Path) -> None:
     words = (
         "--from",
@@ -195,6 +197,7 @@ def test_workers_of_a_host_are_a_team_unless_it_is_off(file: Path) -> None:
     assert speeds[0] == speeds[1] > 1.3 * speeds[2]
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_goes_as_factors_or_that_it_is_not_known(
     file: Path, tmp_path: Path
 ) -> None:
@@ -254,6 +257,7 @@ def test_steps_are_measured_with_the_threads_that_are_asked_for(
     assert again.exit_code == 0, again.output
 
 
+@pytest.mark.slow
 def test_the_same_seed_prints_the_same(file: Path) -> None:
     words = (
         "--from",
@@ -272,6 +276,7 @@ def test_the_same_seed_prints_the_same(file: Path) -> None:
     assert typed(*words).stdout == typed(*words).stdout
 
 
+@pytest.mark.slow
 def test_a_run_is_enough_to_plan_with(tmp_path: Path) -> None:
     result = typed(
         "--from", write_run(tmp_path / "run"), "--workers", "2", "--cores", "4", "--mode", "easgd"

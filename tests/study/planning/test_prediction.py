@@ -168,6 +168,7 @@ def test_shared_memory_is_taken_on_one_machine_alone_unless_redis_is_asked_for()
     assert redis == pytest.approx(10 / 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("workers", [1, 6])
 def test_a_slower_link_never_gives_more(mode: str, workers: int) -> None:
@@ -179,6 +180,7 @@ def test_a_slower_link_never_gives_more(mode: str, workers: int) -> None:
     assert all(slower <= 1.03 * faster for slower, faster in pairwise(speeds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_faster_than_so_many_free_caffes(mode: str) -> None:
     for workers, steps in ((1, 1), (2, 10), (8, 1)):
@@ -186,6 +188,7 @@ def test_nothing_is_faster_than_so_many_free_caffes(mode: str) -> None:
         assert one.efficiency <= 1.02, (workers, steps)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_table_and_another_another() -> None:
     def table(seed: int) -> list[Prediction]:
         return predict_all(REAL, GBIT, Wish(MODES, (2,), (3,), seed=seed))
@@ -195,6 +198,7 @@ def test_the_same_seed_gives_the_same_table_and_another_another() -> None:
     assert first != table(2)
 
 
+@pytest.mark.slow
 def test_whether_two_workers_meet_on_their_cable_is_not_left_to_the_seed() -> None:
     """They keep their distance once they have one, so one run is as good or as bad as its beginning."""
     speeds = [predict(REAL, GBIT, "async", 2, 1, seed=seed).images_per_s for seed in range(8)]

@@ -56,6 +56,7 @@ def test_a_round_of_a_team_lasts_as_long_as_its_slowest_step() -> None:
     assert eight.efficiency == pytest.approx(1 / 1.19, abs=0.02)
 
 
+@pytest.mark.slow
 def test_between_hosts_a_round_takes_what_its_bytes_take_on_a_link() -> None:
     """125 kB take 1 ms: 2 (n - 1) / n of it beside steps of 10 ms; the master hears of 40 rounds and more at once."""
     times = calibration(nbytes=125_000, steps=(StepTime(samples=10, seconds=0.010),))
@@ -67,6 +68,7 @@ def test_between_hosts_a_round_takes_what_its_bytes_take_on_a_link() -> None:
         assert team.shares["link"] == pytest.approx(ring / (0.010 + ring), rel=0.05)
 
 
+@pytest.mark.slow
 def test_what_a_link_carried_before_the_window_does_not_count() -> None:
     """At first all hosts fetch, over the master's link, 0.1 s each; then the links between them carry all the rest."""
     times = calibration(steps=(StepTime(samples=10, seconds=0.010),))
@@ -75,6 +77,7 @@ def test_what_a_link_carried_before_the_window_does_not_count() -> None:
     assert many.limit == "link"
 
 
+@pytest.mark.slow
 def test_between_hosts_a_round_waits_for_the_hops_and_for_the_hosts_own_work() -> None:
     """Three hosts: four hops of 2 ms; 4/3 of the 3 ms to send and of as much to receive, and 2/3 of a sum of 6 ms.
 
@@ -165,6 +168,7 @@ def test_ranges_travel_over_the_cables_of_their_servers() -> None:
     assert one.images_per_s == pytest.approx(20 / 0.3)
 
 
+@pytest.mark.slow
 def test_a_server_carries_its_part_of_what_all_workers_send() -> None:
     """Eight workers, a server at each: 7/8 of 0.1 s to fetch and as much to send. With four, 7/4 of 0.1 s each way.
 
@@ -193,6 +197,7 @@ def test_each_server_has_a_redis_and_a_process_of_its_own() -> None:
     assert three.shares["server"] > 0
 
 
+@pytest.mark.slow
 def test_the_master_sends_and_hears_each_server_twice_a_result() -> None:
     """A message costs 3 ms of processor at each end and 2 ms between. The last of three servers is asked after 9 ms and
     has answered 10 ms later. The master hears the answers, orders the merge and hears that too, 9 ms each; the servers
@@ -217,6 +222,7 @@ def test_a_round_asks_for_each_result_and_merges_and_deletes_once() -> None:
     assert two.images_per_s == pytest.approx(20 / (0.1 + 0.019 + 0.003 + 0.003 + 0.010))
 
 
+@pytest.mark.slow
 def test_so_many_servers_cost_the_master_more_than_they_carry() -> None:
     """Each result takes two requests to each: beyond some number of servers a run gets slower."""
     times = calibration(nbytes=3_000_000, far_message=0.0008)
@@ -231,6 +237,7 @@ def test_so_many_servers_cost_the_master_more_than_they_carry() -> None:
 # ---------------------------------------------------------------- threads, steps elsewhere
 
 
+@pytest.mark.slow
 def test_a_step_of_two_threads_takes_two_cores() -> None:
     times = with_threads(calibration(), 2, 1.6)
     four = Site(cores=4)
@@ -267,6 +274,7 @@ def test_a_divided_batch_takes_its_part_of_a_step_elsewhere() -> None:
 # ---------------------------------------------------------------- without all this
 
 
+@pytest.mark.slow
 def test_a_run_without_teams_and_servers_is_predicted_as_before_there_were_any() -> None:
     times = calibration(
         shape=shape_of([0.8, 0.9, 1.0, 1.0, 1.1, 1.2]),

@@ -195,6 +195,7 @@ def rate(costs: Calibration, site: Site = FAR, workers: int = 2) -> float:
     return predict(costs, site, "sync", workers, 1, split=False).images_per_s
 
 
+@pytest.mark.slow
 def test_what_leaves_early_travels_while_earlier_layers_compute() -> None:
     """Half of 10 ms leaves after 5 ms, the other after 9 ms, and is there after 15 ms; then 1 ms of update."""
     found = predict(halves(), FAR, "sync", 2, 1, split=False)
@@ -204,18 +205,21 @@ def test_what_leaves_early_travels_while_earlier_layers_compute() -> None:
     assert rate(whole) == pytest.approx(20 / 0.020, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_lot_waits_for_the_slowest_member_of_all_hosts() -> None:
     """Six workers on two hosts of two cores each: three steps at a time take 15 ms, and all in them."""
     site = replace(FAR, cores=2, per_machine=3)
     assert rate(halves(), site, 6) == pytest.approx(60 / (0.0135 + 0.005 + 0.0015), rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_ring_takes_the_processor_what_it_was_measured_to() -> None:
     """20 ms for what the model has, of which half begins after 5 ms; 2 ms for the call."""
     costs = halves(ring=0.020, ring_call=0.002)
     assert rate(costs) == pytest.approx(20 / (0.005 + 0.022 + 0.001), rel=0.03)
 
 
+@pytest.mark.slow
 def test_factors_travel_after_the_ring_and_each_member_makes_a_part_of_their_sum() -> None:
     """Of 600 x 50 values 10 rows of 650 are 26 kB, 2.08 ms; 5 kB of the rest, 0.4 ms. The sum has two blocks: 3 ms.
 

@@ -260,5 +260,6 @@ def test_the_checker_notices_that(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert any(word in found for word in words.split("|")), found
 
 
+@pytest.mark.slow
 def test_the_checker_objects_to_none_of_these_runs_unbroken() -> None:
     assert {mode: objections(mode) for mode in ("sync", "easgd")} == {"sync": "", "easgd": ""}

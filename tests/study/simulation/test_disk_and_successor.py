@@ -87,6 +87,7 @@ def run_on_a_disk_that_hangs(mode: str, seed: int, folder: Path) -> bool:
     return hung
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_disk_that_hangs_at_any_time_costs_checkpoints_and_not_the_run(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ class Dropped:
             self.merged += len(action.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3, 4, 8])
 @pytest.mark.parametrize("jitter", [0.1, 0.3])
 def test_weed_out_loses_at_most_two_per_cent_of_equal_workers(workers: int, jitter: float) -> None:

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.quick import tried
 from tests.support.schedules import MODES, check, make_schedule, run, saturated, with_notices
 
-FAST, SHARE = 60, 60  # runs of each mode: in `make check`, in one test of those after them
+FIRST, SHARE = tried(60), 60  # runs of each mode: the first ones, in one test of those after them
 ALL = int(os.environ.get("SPEEDO_SIMULATIONS", "180"))
 
 
@@ -30,11 +31,11 @@ def run_all(mode: str, seeds: range) -> Counter[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_promises_hold_in_60_random_runs_of_each_mode(mode: str) -> None:
-    counts = run_all(mode, range(FAST))
-    assert counts["runs"] == 60
-    assert counts["merged"] > 15 * FAST
-    assert min(counts["late"], counts["refused"]) > FAST
+def test_promises_hold_in_random_runs_of_each_mode(mode: str) -> None:
+    counts = run_all(mode, range(FIRST))
+    assert counts["runs"] == FIRST
+    assert counts["merged"] > 15 * FIRST
+    assert min(counts["late"], counts["refused"]) > FIRST
     assert (counts["discarded"] > 0) == (mode in ("sync", "weed-out", "hybrid"))
 
 
@@ -42,14 +43,14 @@ def test_promises_hold_in_60_random_runs_of_each_mode(mode: str) -> None:
 def test_who_is_told_to_leave_hands_in_what_it_has(mode: str) -> None:
     """Nothing of it is lost or counted twice, and it gets no turn any more."""
     counts: Counter[str] = Counter()
-    for seed in range(FAST):
+    for seed in range(FIRST):
         counts.update(check(mode, seed, with_notices).counts)
-    assert counts["let go"] > 25
-    assert counts["merged"] > 15 * FAST
+    assert counts["let go"] > 0.4 * FIRST
+    assert counts["merged"] > 15 * FIRST
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(FAST, ALL, SHARE))
+@pytest.mark.parametrize("first", range(FIRST, ALL, SHARE))
 @pytest.mark.parametrize("mode", MODES)
 def test_promises_hold_in_more_random_runs(mode: str, first: int) -> None:
     """Some in a test, so that several processes can share them."""

@@ -44,10 +44,11 @@ from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from speedo.worker.turn import Worker
 from tests.support.machines import Blobs, Clockwork, KilledError, Link, Machine, Process
+from tests.support.quick import tried
 
 RUN: Final = "line"
 SIZE, BATCH, RECORDS = 6, 4, 37
-RUNS = int(os.environ.get("SPEEDO_PARTITIONS", "30"))  # `make faults` has 2,000
+RUNS = int(os.environ.get("SPEEDO_PARTITIONS", tried(30)))  # `make faults` has 2,000
 MANY = 1000
 MODES = ("sync", "async", "easgd", "partial", "weed-out")
 HEALS_S, LIMIT_S = 120.0, 900.0

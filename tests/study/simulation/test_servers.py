@@ -42,6 +42,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.world import Faults, World
 from tests.support import schedules
+from tests.support.quick import tried
 from tests.support.seen import Seen
 
 
@@ -140,6 +141,7 @@ def recipe(fields: SolverFields, layout: Layout) -> Recipe:
     return Recipe(fields, layout, own, LrPolicy("inv", 0.02, gamma=0.01, power=0.75))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [-1.0, 1.5])
 @pytest.mark.parametrize("l1", [False, True])
 @pytest.mark.parametrize("kind", RULES)
@@ -277,7 +279,7 @@ def unreliable(
     return found, seen, made[0]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(tried(4)))
 @pytest.mark.parametrize("mode", MODES)
 def test_servers_that_die_with_their_stores_intact_change_no_bit(mode: str, seed: int) -> None:
     sound, _ = run(mode, 3, 3, seed=seed)
@@ -289,7 +291,7 @@ def test_servers_that_die_with_their_stores_intact_change_no_bit(mode: str, seed
 
 
 @pytest.mark.parametrize("hosts", [None, lambda worker: f"host {worker % 2}"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(tried(6)))
 @pytest.mark.parametrize("mode", MODES)
 def test_runs_with_faults_of_workers_and_servers_end_with_every_result_on_record(
     mode: str, seed: int, hosts: Callable[[int], str] | None
@@ -335,7 +337,7 @@ def test_the_stores_of_servers_are_left_tidy(mode: str) -> None:
         )  # of turns at the end; an order to delete may be lost
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(tried(12)))
 @pytest.mark.parametrize("mode", schedules.MODES)
 def test_random_runs_keep_the_rules_of_a_run_whoever_has_the_center(mode: str, seed: int) -> None:
     schedule = schedules.make_schedule(mode, random.Random(f"{mode} {seed}"))

@@ -35,9 +35,10 @@ from tests.study.simulation.test_partitions import (
     Run,
 )
 from tests.support.machines import KilledError, Link, Machine, Process
+from tests.support.quick import tried
 from tests.support.slow_stores import SlowLink, drawn_fault
 
-RUNS = int(os.environ.get("SPEEDO_SLOW_STORES", "40"))  # `make faults` has 2,000
+RUNS = int(os.environ.get("SPEEDO_SLOW_STORES", tried(40)))  # `make faults` has 2,000
 MANY: Final = 1000
 PATIENCE_S: Final = 60.0  # as --timeout, above the longest delay
 PASS_S: Final = 0.5  # how often a command looks at its master

@@ -56,9 +56,10 @@ from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from speedo.worker.turn import Worker
 from tests.support.disks import has_room
+from tests.support.quick import tried
 
 SIZE, BATCH, RECORDS = 6, 4, 37
-RUNS = int(os.environ.get("SPEEDO_TAKEOVERS", "30"))  # of each mode; `make faults` has 1,000
+RUNS = int(os.environ.get("SPEEDO_TAKEOVERS", tried(30)))  # of each mode; `make faults` has 1,000
 MANY = 1000
 TEAMS = "sync in teams"
 MODES = ("sync", "async", "easgd", "partial", "weed-out", TEAMS)

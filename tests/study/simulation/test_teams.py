@@ -30,6 +30,7 @@ from speedo.sgd_modes.synchronous import Synchronous
 from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
+from tests.support.quick import tried
 from tests.support.seen import Seen
 
 WORLD = World(step_s=0.01)
@@ -257,7 +258,7 @@ class SameAgain(QuadraticEngine):
         self._records_read = iteration * self.samples_per_step
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(tried(8)))
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_faults_of_a_team_over_hosts_change_no_bit_of_the_model(hosts: int, seed: int) -> None:
     """Where all train or none, each stretch that is lost is trained once more."""
@@ -271,7 +272,7 @@ def test_faults_of_a_team_over_hosts_change_no_bit_of_the_model(hosts: int, seed
     assert found.center.vector.tobytes() == calm.center.vector.tobytes()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(tried(8)))
 @pytest.mark.parametrize("over_hosts", [False, True])
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_runs_with_faults_end_with_all_their_work_and_every_result_on_record(

@@ -19,6 +19,7 @@ from speedo.sgd_modes.synchronous import Synchronous
 from speedo.study.simulation.simulate import Simulation, simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
+from tests.support.quick import tried
 from tests.support.schedules import make_schedule
 from tests.support.schedules import run as run_schedule
 from tests.support.seen import Seen
@@ -98,7 +99,7 @@ def is_enough(rate: float, speeds: Mapping[int, float]) -> bool:
     return rate >= (0.94 if equal < 0.88 * best else 0.87) * best
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(tried(10)))
 def test_after_a_minute_the_throughput_is_within_5_percent_of_the_best(seed: int) -> None:
     chance = random.Random(seed)
     workers = chance.choice((2, 3, 4, 5, 6))
@@ -111,7 +112,7 @@ def test_after_a_minute_the_throughput_is_within_5_percent_of_the_best(seed: int
     assert len(seen.all(Divided)) <= 3
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(tried(5)))
 def test_speeds_that_change_for_good_are_followed_and_changes_stay_few(seed: int) -> None:
     chance = random.Random(seed)
     workers, turn = chance.choice((2, 3, 4)), 80.0
@@ -128,6 +129,7 @@ def test_speeds_that_change_for_good_are_followed_and_changes_stay_few(seed: int
     assert len(seen.all(Divided)) <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 5])
 @pytest.mark.parametrize("teams", [True, False])
 def test_workers_of_equal_speed_keep_equal_shares_and_their_bits(workers: int, teams: bool) -> None:
@@ -150,6 +152,7 @@ def test_a_worker_that_is_slow_for_a_moment_changes_nothing() -> None:
     assert seen.all(Divided) == []
 
 
+@pytest.mark.slow
 def test_speeds_that_flap_change_the_division_ever_more_seldom() -> None:
     def flapping(worker: int, now: float) -> float:
         return 0.1 if worker == int(now / 20) % 4 else 1.0
@@ -207,7 +210,7 @@ def test_each_merge_has_the_samples_of_one_batch_after_a_division_too() -> None:
     assert {sum(part.samples for part in one.parts) for one in seen.all(Merge)} == {BATCH}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(tried(30)))
 def test_no_fault_breaks_a_run_that_divides_by_speed(seed: int) -> None:
     chance = random.Random(seed)
     schedule = make_schedule("sync", chance)

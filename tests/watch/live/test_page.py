@@ -200,6 +200,7 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
     assert "Restoring previous solver status" in log
 
 
+@pytest.mark.processes
 def test_a_connection_that_is_lost_is_shown_and_taken_up_again(
     speedo: Commands, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_connection_that_is_lost_is_shown_and_taken_up_again(
     browser.errors()  # the browser tells of the connections that were refused meanwhile
 
 
+@pytest.mark.processes
 def test_what_a_run_says_is_text_and_no_markup(
     speedo: Commands, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

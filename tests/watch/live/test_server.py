@@ -282,6 +282,7 @@ def test_only_so_many_pages_of_an_address_are_served_at_once(page: Served) -> No
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_one_address_cannot_take_all_connections(
     page: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +302,7 @@ def test_one_address_cannot_take_all_connections(
             one.close()
 
 
+@pytest.mark.slow
 def test_what_is_new_comes_alone(page: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=30)
     connection.request("GET", "/events")

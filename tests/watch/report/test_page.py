@@ -41,6 +41,7 @@ def browser(page: Path) -> Iterator[Browser]:
         yield browser
 
 
+@pytest.mark.processes
 def test_the_page_says_nothing_on_the_console_and_draws_every_chart(browser: Browser) -> None:
     assert browser.errors() == []
     charts = {one.name: one for one in browser.drawings() if one.name}
@@ -62,6 +63,7 @@ def test_the_page_says_nothing_on_the_console_and_draws_every_chart(browser: Bro
         assert min(lengths) > 50
 
 
+@pytest.mark.processes
 def test_light_and_dark_differ_and_the_text_can_be_read_in_both(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def test_light_and_dark_differ_and_the_text_can_be_read_in_both(
     assert colours["light"] != colours["dark"]
 
 
+@pytest.mark.processes
 def test_on_a_phone_nothing_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
     browser.size(390, 844, phone=True)
     try:
@@ -89,6 +92,7 @@ def test_on_a_phone_nothing_scrolls_sideways(browser: Browser, tmp_path: Path) -
         browser.size(1200)
 
 
+@pytest.mark.processes
 def test_values_show_under_the_pointer(browser: Browser) -> None:
     browser.ask(
         "const svg = document.getElementById('loss-epochs-0'); svg.scrollIntoView({block: 'center'});"
@@ -102,6 +106,7 @@ def test_values_show_under_the_pointer(browser: Browser) -> None:
     assert browser.errors() == []
 
 
+@pytest.mark.processes
 def test_the_policy_of_the_page_lets_no_other_script_in(browser: Browser) -> None:
     browser.ask(
         "const script = document.createElement('script'); script.textContent = 'window.stranger = true';"
@@ -147,6 +152,7 @@ def long_names(run_folders: list[Path], tmp_path_factory: pytest.TempPathFactory
     return folder / "page.html"
 
 
+@pytest.mark.processes
 def test_long_names_take_nothing_from_the_charts(
     browser: Browser, long_names: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +172,7 @@ def test_long_names_take_nothing_from_the_charts(
     assert max(axes) > 0.8 * dark.shape[1]
 
 
+@pytest.mark.processes
 def test_the_best_score_may_be_the_references(browser: Browser, long_names: Path) -> None:
     browser.open(long_names)
     tiles = browser.ask(
@@ -176,12 +183,14 @@ def test_the_best_score_may_be_the_references(browser: Browser, long_names: Path
     assert "first-value" in best
 
 
+@pytest.mark.processes
 def test_the_log_knows_how_many_records_an_epoch_has(browser: Browser, long_names: Path) -> None:
     browser.open(long_names)
     assert "The number of training records is not known" not in browser.text()
     assert "64 merged images" in browser.text()
 
 
+@pytest.mark.processes
 def test_a_run_alone_is_not_compared_with_itself(
     browser: Browser, run_folders: list[Path], tmp_path: Path
 ) -> None:
@@ -215,6 +224,7 @@ def test_without_matplotlib_there_are_the_page_and_the_table_and_a_sentence(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "name", "start"),
     [
