@@ -17,7 +17,12 @@ from speedo import train
 from speedo.run.result import RunResult
 from tests.support.commands import MARK, Commands
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.redis,
+    pytest.mark.caffe,
+    pytest.mark.usefixtures("forked_python"),
+]
 NAMES = ("on_result", "on_test", "on_join", "on_leave", "on_checkpoint")
 
 

@@ -13,7 +13,12 @@ import pytest
 from tests.support.commands import MARK, Commands
 from tests.support.sabotaged_net import write_problem
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.redis,
+    pytest.mark.caffe,
+    pytest.mark.usefixtures("forked_python"),
+]
 PROGRAM = """
 import os, sys, json
 import ray

@@ -80,7 +80,7 @@ def run_of(speedo: Commands) -> dict[str, Any]:
     return dict(run)
 
 
-def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
+def test_a_worker_that_finds_no_room_when_it_starts_or_trains_says_so_and_goes_on(
     server: PrivateRedis, speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     process = speedo.start(
@@ -89,16 +89,17 @@ def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
         *("--redis", server.url, "--timeout", "300"),
     )
     log, metrics = tmp_path / "run" / "train.log", tmp_path / "run" / "metrics.jsonl"
-    wait_for_line(log, "exchange", 60)  # it has looked at the server, and made no users yet
+    wait_for_line(metrics, '"version":3,', 90)
     first = Members(server)
     first.come()
+    speedo.workers()[0].kill()  # the next one needs a place of its own
     wait_for_line(
         log,
         f"waiting for the master to give workers their places: {server.address}/0 {NO_ROOM}",
         90,
     )
     first.leave()
-    wait_for_line(metrics, '"version":3,', 90)
+    wait_until(lambda: metrics.read_text().count('"event":"joined"') == 2, 90)
 
     then = Members(server)
     then.come()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked.commands import virtualenv
 from tests.support.network import network
 from tests.support.ray_cluster import users_cluster
 from tests.support.sabotaged_net import write_problem
-from tests.support.ssh_hosts import VENV, site
+from tests.support.ssh_hosts import site
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 OVER_SSH = """
@@ -66,7 +67,9 @@ print(json.dumps({{
 def test_two_runs_over_ssh_while_a_host_is_not_there(tmp_path: Path) -> None:
     solver = write_problem(tmp_path / "problem", tested=False)
     with network(3) as members, site(members, tmp_path / "site") as hosts:
-        program = hosts.python(["-c", OVER_SSH, str(solver), str(VENV), *hosts.addresses], tmp_path)
+        program = hosts.python(
+            ["-c", OVER_SSH, str(solver), str(virtualenv()), *hosts.addresses], tmp_path
+        )
         out, errors = program.communicate(timeout=240)
         assert program.returncode == 0, errors
         said = json.loads(out.splitlines()[-1])

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,12 @@ import yaml
 from speedo.system.cores import list_of, this_machine
 from tests.support.cluster_forms import as_poseidons, as_rank_file, as_words, as_yaml, core_of
 from tests.support.commands import how_loaded
+from tests.support.forked.commands import virtualenv
 from tests.support.nets import write_data
 from tests.support.network import network
 from tests.support.processes import name_of, words_of
 from tests.support.sabotaged_net import write_problem
-from tests.support.ssh_hosts import VENV, Site, SshHost, running, site
+from tests.support.ssh_hosts import Site, SshHost, running, site
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -193,7 +195,7 @@ def test_each_host_that_ssh_cannot_reach_is_named_with_its_cause_in_time(
         one.start()
     values = {
         "master": "localhost",
-        "virtualenv": str(VENV),
+        "virtualenv": str(virtualenv()),
         "ssh_port": 2222,
         "workers": [
             "10.79.0.99",
@@ -220,9 +222,9 @@ def test_a_host_without_pycaffe_is_named_in_time(hosts: Site, small: Path, tmp_p
     without = hosts.add(bare.host, "bare", port=2223)
     hosts.welcome(without)
     (tmp_path / "empty").mkdir()
-    (caffe,) = VENV.glob("lib/python3*/site-packages/caffe")
+    (caffe,) = Path(sys.prefix).glob("lib/python3*/site-packages/caffe")
     without.start((tmp_path / "empty", caffe))
-    said = refused(hosts, led_by(first, without), [str(small)], tmp_path)
+    said = refused(hosts, led_by(first, without, Path(sys.prefix)), [str(small)], tmp_path)
     assert said.startswith(f"speedo: {bare.address}: pycaffe: pycaffe cannot be imported"), said
     assert said.count("speedo: ") == 1
 
@@ -242,9 +244,13 @@ def test_a_host_with_other_data_is_named_in_time_with_both_counts(
     assert said.count("speedo: ") == 1
 
 
-def led_by(first: SshHost, second: SshHost) -> dict[str, object]:
+def led_by(first: SshHost, second: SshHost, environment: Path | None = None) -> dict[str, object]:
     workers = [first.address, {"host": second.address, "ssh_port": second.port}]
-    return {"master": first.address, "virtualenv": str(VENV), "workers": workers}
+    return {
+        "master": first.address,
+        "virtualenv": str(environment or virtualenv()),
+        "workers": workers,
+    }
 
 
 def test_a_command_after_two_dashes_is_what_every_worker_runs(hosts: Site, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ with speedo.Cluster() as cluster:
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Commands]:
+def programs(tmp_path: Path, forked_python: str) -> Iterator[Commands]:
     with commands(tmp_path) as made:
         yield made
 

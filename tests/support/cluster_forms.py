@@ -8,14 +8,15 @@ from pathlib import Path
 import yaml
 
 from speedo.system.cores import Core, slots_of, this_machine
-from tests.support.ssh_hosts import VENV, Site
+from tests.support.forked.commands import virtualenv
+from tests.support.ssh_hosts import Site
 
 
 def as_yaml(hosts: Site, folder: Path) -> list[str]:
     first, second, third, fourth = hosts.addresses
     values = {
         "master": first,
-        "virtualenv": str(VENV),
+        "virtualenv": str(virtualenv()),
         "username": "root",
         "env": ["OF_THE_USER=17"],
         "servers": [fourth],
@@ -32,7 +33,7 @@ def as_yaml(hosts: Site, folder: Path) -> list[str]:
 def as_words(hosts: Site, folder: Path, count: int | None = None) -> list[str]:
     """By the names that only the user's ~/.ssh/config knows; all hosts, or so many."""
     names = [one.folder.name for one in hosts.hosts[:count]]
-    return ["-H", ",".join(f"{one}:1" for one in names), "--virtualenv", str(VENV)]
+    return ["-H", ",".join(f"{one}:1" for one in names), "--virtualenv", str(virtualenv())]
 
 
 def as_poseidons(hosts: Site, folder: Path) -> list[str]:
@@ -40,7 +41,7 @@ def as_poseidons(hosts: Site, folder: Path) -> list[str]:
     values = {
         "master_node": first,
         "worker_nodes": others,
-        "virtualenv": str(VENV),
+        "virtualenv": str(virtualenv()),
         "username": "root",
         "pem_file": str(hosts.home / ".ssh" / "id_ed25519"),
     }
@@ -63,4 +64,4 @@ def as_rank_file(hosts: Site, folder: Path, count: int | None = None) -> list[st
     ]
     (folder / "hosts.rankfile").write_text("\n".join([*ranks, ""]))
     (folder / "ssh_config").write_text("Host *\n    IdentityFile ~/.ssh/id_ed25519\n")
-    return ["hosts.rankfile", "--ssh-config", "ssh_config", "--virtualenv", str(VENV)]
+    return ["hosts.rankfile", "--ssh-config", "ssh_config", "--virtualenv", str(virtualenv())]

@@ -98,15 +98,17 @@ class Commands:
             **(environment or {}),
         }
         from tests.support.forked import commands as forked
+        from tests.support.forked import interpreter
 
         process: subprocess.Popen[str]
-        if not inside and terminal is None:
+        plain = terminal is not None or bool(variables.get(interpreter.PLAIN))
+        if not inside and not plain:
             process = cast(
                 "subprocess.Popen[str]", forked.ForkedProcess(arguments, self.folder, variables)
             )
             self._started.append(process)
             return process
-        python = forked.python() if terminal is None else sys.executable
+        python = sys.executable if plain else forked.python()
         process = Command(
             [*inside, python, "-m", "speedo", *arguments],
             cwd=self.folder,

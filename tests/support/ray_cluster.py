@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.commands import how_loaded
+from tests.support.forked.commands import python
+from tests.support.forked.interpreter import PLAIN
 from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host
 
@@ -67,7 +69,7 @@ class UsersCluster:
         apart = () if head else ("sh", "-c", mount, f"{self.folder}/r")
         self._commands[host.name] = (
             [
-                *host.inside, *apart, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *where,
+                *host.inside, *apart, python(), "-m", "ray.scripts.scripts", "start", "--block", *where,
                 f"--node-ip-address={host.address}", f"--num-cpus={cpus}", "--disable-usage-stats",
                 f"--object-store-memory={80 << 20}", "--include-log-monitor=false", *options,
             ],
@@ -132,6 +134,7 @@ def users_cluster(hosts: list[Host], *first: Path) -> Iterator[UsersCluster]:
     folder = short_folder("ray-")  # sockets have short names
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        PLAIN: "1" if first else "",
         "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT))),
         "TMPDIR": str(folder / "t"),
         "RAY_AUTH_MODE": "token",

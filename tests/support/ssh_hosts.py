@@ -11,7 +11,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,12 +19,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.forked.commands import python
 from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host
 from tests.support.processes import words_of
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-VENV = Path(sys.prefix)
 CONFIG = """\
 Port {port}
 ListenAddress {address}
@@ -181,7 +180,7 @@ class Site:
 
     def python(self, words: Sequence[str], cwd: Path) -> subprocess.Popen[str]:
         """A program of that user's."""
-        command = [sys.executable, *words]
+        command = [python(), *words]
         process = subprocess.Popen(
             inside(self.launcher, self.folder / "launcher", command),
             cwd=cwd,

@@ -19,7 +19,7 @@ from tests.faults.scripts import EACH_ONCE, RECORDS, SCRIPT_MODES, options_of, t
 from tests.faults.scripts import FIT as SCRIPT
 from tests.support.commands import Commands, how_loaded
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.usefixtures("forked_python")]
 WAIT_S = 200
 RIGHT = [1.0, -2.0, 3.0]
 

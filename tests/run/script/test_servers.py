@@ -16,7 +16,7 @@ from tests.faults.rows import row
 from tests.faults.scripts import trained
 from tests.support.commands import Commands, wait_for_line
 
-pytestmark = [pytest.mark.ray, pytest.mark.redis]
+pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.usefixtures("forked_python")]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_wide.py"
 RECORDS, EPOCHS, WAIT_S = 320, 3, 240
 EACH_ONCE = Counter((epoch, position) for epoch in range(EPOCHS) for position in range(RECORDS))

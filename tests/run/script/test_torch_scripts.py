@@ -18,7 +18,12 @@ from tests.run.script.test_run_command import WAIT_S, lines_of, run
 from tests.support.commands import Commands, how_loaded
 from tests.support.processes import environment_of
 
-pytestmark = [pytest.mark.torch, pytest.mark.ray, pytest.mark.redis]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.ray,
+    pytest.mark.redis,
+    pytest.mark.usefixtures("forked_python"),
+]
 SCRIPT = Path(__file__).parent / "scripts" / "fit_torch.py"
 RECORDS, WHOLE, STEPS = 1190, 48, 50  # the batch of one process, and its steps
 EACH_ONCE = Counter({(epoch, position): 1 for epoch in range(2) for position in range(RECORDS)})

@@ -15,7 +15,8 @@ from typing import IO, Final
 
 from tests.support.commands import scaled
 from tests.support.forked import interpreter
-from tests.support.forked.server import PADDING, ROOT, Order, ask, status_of
+from tests.support.forked.interpreter import ROOT
+from tests.support.forked.server import PADDING, Order, ask, status_of
 from tests.support.left_behind import short_folder
 
 START_S: Final = 120.0
@@ -51,6 +52,17 @@ def server() -> str:
 def python() -> str:
     """The program that stands for Python's: what it is to run, a fork of the server runs."""
     return str(Path(server()).with_name("python"))
+
+
+def virtualenv() -> Path:
+    """A folder with bin/speedo, as that of a virtual environment: what it is to run, a fork of the server runs."""
+    folder = Path(server()).parent / "virtualenv"
+    command = folder / "bin" / "speedo"
+    if not command.exists():
+        command.parent.mkdir(parents=True)
+        command.write_text(f'#!/bin/sh\nexec {python()} -m speedo "$@"\n')
+        command.chmod(0o700)
+    return folder
 
 
 def server_process() -> list[int]:

@@ -35,9 +35,22 @@ import _signal as signal, _socket, posix, sys
 def real():
     posix.execv({real!r}, [{real!r}, *sys.argv[1:]])
 
+def has_others(folder):
+    try:
+        names = posix.listdir(folder) if folder and folder != {root!r} else ()
+    except OSError:
+        return False
+    return any(name.split(b".")[0] in {imported!r} for name in names)
+
 words, values = sys.argv[1:], posix.environ
-if ({never!r} & set(words) or any(values.get(name, b"") != value for name, value in {fixed!r}.items())
-        or posix.getuid() != {user} or not words or words[0] in ("-V", "--version")):
+if (
+    posix.getuid() != {user}
+    or not words
+    or words[0] in ("-V", "--version")
+    or {never!r} & set(words)
+    or any(values.get(name, b"") != value for name, value in {fixed!r}.items())
+    or any(map(has_others, values.get(b"PYTHONPATH", b"").split(b":")))
+):
     real()
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 try:
@@ -75,7 +88,19 @@ posix._exit(code & 255)
 # Programs that depend on the process that has started them, or end as another program.
 _NEVER: Final = frozenset({"speedo.system.dies_with_parent"})
 # What Python and its libraries read when they start.
-_FIXED: Final = ("PYTHONHASHSEED", "OPENBLAS_CORETYPE", "LD_PRELOAD", "MALLOC_ARENA_MAX")
+PLAIN: Final = "SPEEDO_PLAIN_PYTHON"  # set for those that must be Python itself
+_FIXED: Final = (PLAIN, "PYTHONHASHSEED", "OPENBLAS_CORETYPE", "LD_PRELOAD", "MALLOC_ARENA_MAX")
+
+
+IMPORTED: Final = frozenset({"speedo", "ray", "caffe", "torch", "numpy", "redis", "psutil"})
+ROOT: Final = Path(__file__).parents[3]
+
+
+def has_others(folder: str) -> bool:
+    """Whether it has a module of the name of one that the server has imported from elsewhere."""
+    if folder == str(ROOT) or not os.path.isdir(folder):
+        return False
+    return any(one.partition(".")[0] in IMPORTED for one in os.listdir(folder))
 
 
 def place(folder: Path, server: str) -> str:
@@ -89,6 +114,8 @@ def place(folder: Path, server: str) -> str:
             never=set(_NEVER),
             fixed={name.encode(): os.environ.get(name, "").encode() for name in _FIXED},
             user=os.getuid(),
+            root=os.fsencode(ROOT),
+            imported={name.encode() for name in IMPORTED},
         )
     )
     program.chmod(0o700)

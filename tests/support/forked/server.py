@@ -28,7 +28,6 @@ from typing import Any, Final
 from tests.support.forked import interpreter
 
 GLOG: Final = "GLOG_minloglevel"
-ROOT: Final = Path(__file__).parents[3]
 PADDING: Final = (
     24_000  # bytes of the server's environment and arguments, in which a fork writes its own
 )
@@ -168,10 +167,10 @@ def become(order: Order, files: Sequence[int]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _take_environment(order.words, order.environment)
         os.chdir(order.folder)
-        _begin(order.python)
+        _begin(order.python, order.words)
         from speedo.cli.main import main
 
-        sys.argv = [str(ROOT / "speedo" / "__main__.py"), *order.arguments]
+        sys.argv = [str(interpreter.ROOT / "speedo" / "__main__.py"), *order.arguments]
         sys.path.append("")
         main()
 
@@ -183,11 +182,12 @@ def become_python(program: int, files: Sequence[int], numbers: Sequence[int]) ->
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        name, words, environment = interpreter.typed(program)
+        name, rest, environment = interpreter.typed(program)
+        words = [interpreter.REAL, *rest]
         interpreter.take_what_a_child_has(program, files, numbers)
-        _take_environment([interpreter.REAL, *words], environment)
-        _begin(name)
-        interpreter.run(words)
+        _take_environment(words, environment)
+        _begin(name, words)
+        interpreter.run(rest)
 
     _end_with(begin)
 
@@ -215,13 +215,13 @@ def _end_with(run: Callable[[], None]) -> None:
         os._exit(status)
 
 
-def _begin(python: str) -> None:
+def _begin(python: str, words: Sequence[str]) -> None:
     """What Python does when it starts, with the environment and files that this process has now."""
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     sys.executable = python
     _forget()
-    _look_into_pythonpath()
+    _look_into_pythonpath(words)
 
 
 def _take_environment(words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -310,11 +310,13 @@ def _loaded(library: str) -> str:
     return next(line.split()[-1] for line in maps if f"/{library}" in line)
 
 
-def _look_into_pythonpath() -> None:
+def _look_into_pythonpath(words: Sequence[str]) -> None:
     """As Python does when it starts: its folders come first, and may have something to run at once."""
     folders = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:0] = [one for one in folders if one not in sys.path]
     for folder in folders:
+        if interpreter.has_others(folder):
+            os.execv(interpreter.REAL, words)
         if (own := Path(folder, "sitecustomize.py")).is_file():
             runpy.run_path(str(own), run_name="sitecustomize")
 
