@@ -21,6 +21,19 @@ from tests.support.commands import Commands, wait_for_line, wait_until
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 ROOM = 24
 NO_ROOM = "accepts no more clients"
+# In the command: it stands still before it says what an exchange takes.
+HELD = """
+import pathlib, sys, time
+launch = sys.modules.get("speedo.actors.launch")
+if launch is not None:
+    def hold(*given, former=launch.exchange):
+        here = pathlib.Path(__file__).parent
+        (here / "reached").touch()
+        while not (here / "released").exists():
+            time.sleep(0.05)
+        return former(*given)
+    launch.exchange = hold
+"""
 
 
 class Members:
@@ -80,26 +93,30 @@ def run_of(speedo: Commands) -> dict[str, Any]:
     return dict(run)
 
 
-def test_a_worker_that_finds_no_room_when_it_starts_or_trains_says_so_and_goes_on(
+def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
     server: PrivateRedis, speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    (held / "sitecustomize.py").write_text(HELD)
     process = speedo.start(
         *("train", str(problem), "--mode", "async", "--workers", "1", "--max-iter", "1000000"),
         *("--test-interval", "0", "--run-dir", "run", "--same-node", "redis"),
         *("--redis", server.url, "--timeout", "300"),
+        environment={"PYTHONPATH": str(held)},
     )
     log, metrics = tmp_path / "run" / "train.log", tmp_path / "run" / "metrics.jsonl"
-    wait_for_line(metrics, '"version":3,', 90)
+    wait_until((held / "reached").exists, 60)  # it has looked at the server, and made no users yet
     first = Members(server)
     first.come()
-    speedo.workers()[0].kill()  # the next one needs a place of its own
+    (held / "released").touch()
     wait_for_line(
         log,
         f"waiting for the master to give workers their places: {server.address}/0 {NO_ROOM}",
         90,
     )
     first.leave()
-    wait_until(lambda: metrics.read_text().count('"event":"joined"') == 2, 90)
+    wait_for_line(metrics, '"version":3,', 90)
 
     then = Members(server)
     then.come()

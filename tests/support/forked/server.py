@@ -104,7 +104,7 @@ class Server:
                 if key.fileobj is self._listener:
                     self._fork()
                 elif isinstance(key.fileobj, socket.socket):
-                    if key.data in self._asking:
+                    if key.fileobj.fileno() >= 0:  # else it has been closed a moment ago
                         self._selector.unregister(key.fileobj)
                         signal.pidfd_send_signal(key.data, signal.SIGKILL)
                 elif key.fd in self._asking:
