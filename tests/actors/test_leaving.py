@@ -78,7 +78,14 @@ def test_a_host_that_is_told_hands_in_its_turn_and_one_that_hangs_goes_at_the_se
     began = time.monotonic()
     os.kill(lines(tmp_path, "joined")[1]["process"], signal.SIGSTOP)
     hosts[1].send_signal(signal.SIGTERM)
-    wait_until(lambda: (tmp_path / "run" / "train.log").read_text().count("leaves: SIGTERM; its workers hand in") == 2)
+    wait_until(
+        lambda: (
+            (tmp_path / "run" / "train.log")
+            .read_text()
+            .count("leaves: SIGTERM; its workers hand in")
+            == 2
+        )
+    )
     wait_until(lambda: time.monotonic() > began + 1.0)  # one that comes at once is the same wish
     hosts[1].send_signal(signal.SIGTERM)
     errors = ends_in_time(hosts[1], began)

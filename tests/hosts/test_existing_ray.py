@@ -302,6 +302,7 @@ def test_a_master_that_dies_on_a_users_cluster_is_followed_by_another(
         assert len(result["master_restarts"]) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: Path) -> None:
     head = ("--include-dashboard=true", "--dashboard-host=10.79.0.1", "--dashboard-port=8265")

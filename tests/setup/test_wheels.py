@@ -58,6 +58,7 @@ def test_each_release_has_a_python_and_a_list_of_libraries() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(900)  # pip fetches all that is locked
 @pytest.mark.caffe
 def test_a_host_with_the_wheels_alone_is_ready(tmp_path: Path) -> None:

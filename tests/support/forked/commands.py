@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +32,7 @@ def server() -> str:
     global _server, _at
     if _server is None or _server.poll() is not None:
         _at = str(short_folder("sf-") / "forks")
+        atexit.register(shutil.rmtree, Path(_at).parent, ignore_errors=True)
         environment = {"SPEEDO_PADDING": "x" * PADDING, **os.environ, "PYTHONPATH": str(ROOT)}
         with Path(_at).with_name("log").open("w") as log:
             _server = subprocess.Popen(
