@@ -10,6 +10,7 @@ import os
 import pickle
 import random
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -85,16 +86,23 @@ ray_flags: RayFlags
 
 
 class Server:
-    """Forks what it is asked for, in one thread, and sends the status of each fork to who has asked."""
+    """Forks what it is asked for, in one thread, and sends the status of each fork to who has asked.
+
+    A fork ends with who has asked for it. What came with the question only the fork has open: programs of the product
+    end all that has files of some folders open.
+    """
 
     def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(128)
+        self._hung_up = select.epoll()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._hung_up, selectors.EVENT_READ)
         self._selector.register(0, selectors.EVENT_READ)  # its end is that of the tests
         self._asking: dict[int, socket.socket] = {}  # by the descriptor of the process
+        self._asked: dict[int, int] = {}  # that, by the descriptor of the connection
 
     def serve(self) -> None:
         while True:
@@ -103,58 +111,60 @@ class Server:
                     return
                 if key.fileobj is self._listener:
                     self._fork()
-                elif isinstance(key.fileobj, socket.socket):
-                    if key.fileobj.fileno() >= 0:  # else it has been closed a moment ago
-                        self._selector.unregister(key.fileobj)
-                        signal.pidfd_send_signal(key.data, signal.SIGKILL)
+                elif key.fileobj is self._hung_up:
+                    for connection, _ in self._hung_up.poll(0):
+                        self._hung_up.unregister(connection)
+                        signal.pidfd_send_signal(self._asked.pop(connection), signal.SIGKILL)
                 elif key.fd in self._asking:
                     self._ended(key.fd, key.data)
 
     def _fork(self) -> None:
         connection, _ = self._listener.accept()
-        try:
-            size, files, _, _ = socket.recv_fds(connection, _LENGTH.size, MOST_FILES)
-            body = _exactly(connection, _LENGTH.unpack(size)[0])
-            asks = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        except (OSError, struct.error):
-            connection.close()
-            return
-        of_a_program = body[:1] != pickle.PROTO  # else it is the one of `interpreter.py`
         number = os.fork()
         if number == 0:
-            self._leave_to_the_server(connection)
-            if of_a_program:
-                become_python(_PEER.unpack(asks)[0], files, [int(one) for one in body.split(b",")])
-            become(pickle.loads(body), files)
-        for one in files:
-            os.close(one)
+            self._leave_to_the_server()
+            become_what_is_asked(connection)
         process = os.pidfd_open(number)
         self._selector.register(process, selectors.EVENT_READ, number)
-        if of_a_program:  # it says no more: what is read is its end
-            self._selector.register(connection, selectors.EVENT_READ, process)
+        self._hung_up.register(connection, select.EPOLLRDHUP)
         self._asking[process] = connection
-        with suppress(OSError):
-            connection.sendall(_LENGTH.pack(number))
+        self._asked[connection.fileno()] = process
 
-    def _leave_to_the_server(self, connection: socket.socket) -> None:
+    def _leave_to_the_server(self) -> None:
         for process, asking in self._asking.items():
             os.close(process)
             asking.close()
         self._selector.close()
+        self._hung_up.close()
         self._listener.close()
-        connection.close()
 
     def _ended(self, process: int, number: int) -> None:
         _, status = os.waitpid(number, 0)
         self._selector.unregister(process)
         os.close(process)
-        with self._asking.pop(process) as asking, suppress(OSError):
-            with suppress(KeyError):
-                self._selector.unregister(asking)
+        asking = self._asking.pop(process)
+        if self._asked.pop(asking.fileno(), None) is not None:
+            self._hung_up.unregister(asking)  # a fork that just begins may still have it open
+        with asking, suppress(OSError):
             asking.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "little", signed=True))
 
 
 # ---------------------------------------------------------------- in a fork
+
+
+def become_what_is_asked(connection: socket.socket) -> None:
+    """Be the process that this connection asks for."""
+    with connection:
+        try:
+            size, files, _, _ = socket.recv_fds(connection, _LENGTH.size, MOST_FILES)
+            body = _exactly(connection, _LENGTH.unpack(size)[0])
+            asks = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            connection.sendall(_LENGTH.pack(os.getpid()))
+        except (OSError, struct.error):  # who has asked is gone
+            os._exit(1)
+    if body[:1] == pickle.PROTO:
+        become(pickle.loads(body), files)
+    become_python(_PEER.unpack(asks)[0], files, [int(one) for one in body.split(b",")])
 
 
 def become(order: Order, files: Sequence[int]) -> None:
@@ -330,7 +340,7 @@ def main(path: str) -> None:
     import speedo.actors.control_answers
     import speedo.actors.launch
     import speedo.actors.master_process
-    import speedo.actors.server_host
+    import speedo.actors.servers.server_host
     import speedo.actors.worker_host
     import speedo.cli.main
     import speedo.engines.net_trial
