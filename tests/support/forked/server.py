@@ -340,7 +340,7 @@ def main(path: str) -> None:
     import speedo.actors.control_answers
     import speedo.actors.launch
     import speedo.actors.master_process
-    import speedo.actors.servers.server_host
+    import speedo.actors.server_host
     import speedo.actors.worker_host
     import speedo.cli.main
     import speedo.engines.net_trial
