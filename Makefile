@@ -29,7 +29,7 @@ develop: ## the same, and what tests and checks need: a browser, linters, the ol
 	@scripts/setup.sh develop
 
 test: develop ## every test, with real Redis, Ray and Caffe
-	$(BIN)/python -m pytest -n $$(( $$(nproc) < 3 ? $$(nproc) * 2 : 4 )) --dist worksteal --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -n $$(( $$(nproc) < 2 ? 2 : 4 )) --dist worksteal --durations=10 $(ARGS)
 
 check: develop ## the fast loop, in a minute: format, lint, types, and the quick tests without servers, processes, Caffe and PyTorch
 	$(BIN)/ruff format --check .

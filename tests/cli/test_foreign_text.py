@@ -131,7 +131,9 @@ def test_any_text_becomes_clean_and_bounded(capsys: pytest.CaptureFixture[str]) 
         assert max(map(len, told.split("\n"))) <= MOST_TEXT
 
 
-@pytest.mark.parametrize("command", ["report", "watch", "train"])
+@pytest.mark.parametrize(
+    "command", ["report", "watch", pytest.param("train", marks=pytest.mark.processes)]
+)
 def test_the_name_of_a_file_steers_no_terminal_and_is_no_line_of_ours(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,13 +114,17 @@ def test_an_actors_address_is_a_master_and_a_workers_own_is_not_needed() -> None
     assert "not needed" in notes[0]
 
 
+# What only the solver or another file shows is found beside the start of Ray.
+HEAD = pytest.mark.processes
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("--hybrid =sync =maxIter 2", "--hybrid of the original SpeeDO does not exist here: use --mode hybrid"),
         ("--startIter 100", "use --resume RUN"),
-        ("--device 0", "--device 0 is now --device cuda:0"),
-        ("--device 0", "with the engine caffe the solver's solver_mode decides"),
+        pytest.param("--device 0", "--device 0 is now --device cuda:0", marks=HEAD),
+        pytest.param("--device 0", "with the engine caffe the solver's solver_mode decides", marks=HEAD),
         ("--factor 0", "--factor is '0': use a number above 0"),
         ("--maxIter", "--maxIter wants a value"),
         ("-iterations 50", "--iterations of Caffe's command does not exist here: use --max-iter N"),
@@ -130,7 +134,10 @@ def test_an_actors_address_is_a_master_and_a_workers_own_is_not_needed() -> None
         ("-phase TRAIN", "workers train in TRAIN"),
         ("-sigint_effect snapshot", "Ctrl-C ends the run, which tests and exports its model"),
         ("-sighup_effect none", "use nohup"),
-        ("--resume m.caffemodel", "give the .solverstate beside it, or begin a run from it with --weights"),
+        pytest.param(
+            "--resume m.caffemodel", "give the .solverstate beside it, or begin a run from it with --weights",
+            marks=HEAD
+        ),
         ("--weights no.caffemodel,none.caffemodel", "weights names none.caffemodel, which is not a file"),
     ],
 )  # fmt: skip

@@ -21,7 +21,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-REAL: Final = os.environ.get("SPEEDO_REAL_PYTHON", sys.executable)
+REAL: Final = sys.executable
+ROOT: Final = Path(__file__).parents[3]
+PLAIN: Final = "SPEEDO_PLAIN_PYTHON"  # in the environment of what must be Python itself
+IMPORTED: Final = frozenset({"speedo", "ray", "caffe", "torch", "numpy", "redis", "psutil"})
+# Programs that depend on the process that has started them, or end as another program.
+_NEVER: Final = frozenset({"speedo.system.dies_with_parent"})
+# What Python and its libraries read when they start.
+_READ_FIRST: Final = ("PYTHONHASHSEED", "OPENBLAS_CORETYPE", "LD_PRELOAD", "MALLOC_ARENA_MAX")
 _MOVED: Final = 700  # a file is moved there before it takes its number
 _NAMESPACES: Final = ("net", "mnt")
 _LIMITS: Final = (
@@ -85,15 +92,6 @@ if code < 0:
     posix.kill(posix.getpid(), -code)
 posix._exit(code & 255)
 """
-# Programs that depend on the process that has started them, or end as another program.
-_NEVER: Final = frozenset({"speedo.system.dies_with_parent"})
-# What Python and its libraries read when they start.
-PLAIN: Final = "SPEEDO_PLAIN_PYTHON"  # set for those that must be Python itself
-_FIXED: Final = (PLAIN, "PYTHONHASHSEED", "OPENBLAS_CORETYPE", "LD_PRELOAD", "MALLOC_ARENA_MAX")
-
-
-IMPORTED: Final = frozenset({"speedo", "ray", "caffe", "torch", "numpy", "redis", "psutil"})
-ROOT: Final = Path(__file__).parents[3]
 
 
 def has_others(folder: str) -> bool:
@@ -112,7 +110,9 @@ def place(folder: Path, server: str) -> str:
             real=REAL,
             path=server,
             never=set(_NEVER),
-            fixed={name.encode(): os.environ.get(name, "").encode() for name in _FIXED},
+            fixed={
+                name.encode(): os.environ.get(name, "").encode() for name in (PLAIN, *_READ_FIRST)
+            },
             user=os.getuid(),
             root=os.fsencode(ROOT),
             imported={name.encode() for name in IMPORTED},
@@ -125,7 +125,10 @@ def place(folder: Path, server: str) -> str:
 def typed(client: int) -> tuple[str, list[str], dict[str, str]]:
     """The program's name, what was typed behind it, and its environment."""
     words = _texts(f"/proc/{client}/cmdline")
-    first = next(number for number, word in enumerate(words) if word.endswith("/python") and number)
+    places = [number for number, word in enumerate(words) if word.endswith("/python") and number]
+    if not places:  # it has been killed meanwhile
+        os._exit(1)
+    first = places[0]
     pairs = (text.partition("=")[::2] for text in _texts(f"/proc/{client}/environ"))
     return words[first], words[first + 1 :], dict(pairs)
 
