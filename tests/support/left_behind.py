@@ -28,6 +28,7 @@ TIDY_S: Final = 6.0
 _WELL: Final = b"well\n"
 
 _keeper: subprocess.Popen[bytes] | None = None
+_temporary: Path | None = None
 
 
 # ---------------------------------------------------------------- in pytest
@@ -62,14 +63,16 @@ def short_folder(prefix: str) -> Path:
 
 def have_own_temporary_folder() -> None:
     """For what processes of the product, and Chromium, leave where they are killed; it goes with this process."""
-    os.environ["TMPDIR"] = tempfile.tempdir = str(short_folder("st-"))
+    global _temporary
+    _temporary = short_folder("st-")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_temporary)
 
 
 def all_is_well() -> None:
     """Every test has tidied up after itself: the keeper has nothing to do."""
     global _keeper
-    if tempfile.tempdir is not None:
-        shutil.rmtree(tempfile.tempdir, ignore_errors=True)
+    if _temporary is not None:  # tempfile.tempdir is everybody's where no test began
+        shutil.rmtree(_temporary, ignore_errors=True)
     if _keeper is not None:
         _keeper.communicate(_WELL)
         _keeper = None

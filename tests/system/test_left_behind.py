@@ -60,3 +60,19 @@ def test_a_test_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     while found := still_there(mark, place, folders):
         assert time.monotonic() < deadline, found
         time.sleep(0.2)
+
+
+def test_the_temporary_folder_of_others_stays(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    program = (
+        "import tempfile; from tests.support import left_behind; tempfile.gettempdir();"
+        "left_behind.start(); left_behind.all_is_well()"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(others)},
+        check=True,
+    )
+    assert others.is_dir()
