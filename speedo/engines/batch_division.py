@@ -181,7 +181,8 @@ def _sampled_gradient(engine: ModelEngine, trial: int) -> list[Vector]:
 def _weights(layout: Layout, trial: int) -> Vector:
     """Random weights that keep the size of what passes through them (He et al. 2015); running sums are 0."""
     weights = layout.zeros()
-    noise = np.random.default_rng(100 + trial).standard_normal(1 << 20, np.float32)
+    most = min(1 << 20, max((blob.size for blob in layout.blobs), default=0))
+    noise = np.random.default_rng(100 + trial).standard_normal(most, np.float32)
     for blob, place in layout.slices():
         if not blob.statistic:
             scale = np.sqrt(2 * blob.shape[0] / blob.size) if len(blob.shape) > 1 else 0.3

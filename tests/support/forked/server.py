@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import importlib
 import json
 import os
 import pickle
+import pkgutil
 import random
 import runpy
 import select
@@ -23,9 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
+import speedo
 from tests.support.forked import interpreter
 
 GLOG: Final = "GLOG_minloglevel"
@@ -38,6 +42,9 @@ _PEER: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 _GLOG_LEVEL: Final = (
     "_ZN3fLI17FLAGS_minloglevelE"  # fLI::FLAGS_minloglevel, read when glog was loaded
 )
+_SET_MEMORY, _ARG_END, _ENV_END = 35, 9, 11  # of prctl(2)
+_COLLAPSE: Final = 25  # of madvise(2)
+_HUGE: Final = 1 << 21  # bytes of a huge page
 _ARG_START: Final = 48  # the first of four fields of /proc/self/stat, counted as proc(5) does
 
 
@@ -240,14 +247,17 @@ def _take_environment(words: Sequence[str], environment: Mapping[str, str]) -> N
     os.environ.update(environment)
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end, values, values_end = map(int, fields[_ARG_START - 3 :][:4])
-    _write(words, start, end)
-    _write([f"{name}={value}" for name, value in environment.items()], values, values_end)
+    _write(words, start, end, _ARG_END)
+    pairs = [f"{name}={value}" for name, value in environment.items()]
+    _write(pairs, values, values_end, _ENV_END)
 
 
-def _write(texts: Sequence[str], start: int, end: int) -> None:
+def _write(texts: Sequence[str], start: int, end: int, which_end: int) -> None:
     block = "".join(f"{text}\0" for text in texts).encode()[: end - start]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, block, len(block))
+    # Who reads it gets no more than that, if this may be said; else zeros follow.
+    ctypes.CDLL(None).prctl(_SET_MEMORY, which_end, ctypes.c_ulong(start + len(block)), 0, 0)
 
 
 def _forget() -> None:
@@ -331,28 +341,45 @@ def _look_into_pythonpath(words: Sequence[str]) -> None:
             runpy.run_path(str(own), run_name="sitecustomize")
 
 
+def _import_all() -> None:
+    """All modules of the product, and Ray's own command."""
+    for module in pkgutil.walk_packages(speedo.__path__, "speedo."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    from speedo.actors.ray_node import lean_import, start_command
+
+    (entry,) = entry_points(group="console_scripts", name="ray")
+    with lean_import.left_for_later():
+        start_command.load_command(entry)
+
+
+def _use_huge_pages() -> None:
+    """Half the price of a fork, which copies a list of all pages; where the system cannot, all goes on as before."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, rights, *_, last = line.split()
+        if rights == "rw-p" and last in ("0", "[heap]"):
+            start, end = (int(one, 16) for one in where.split("-"))
+            for at in range(-(-start // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
+                madvise(ctypes.c_void_p(at), ctypes.c_size_t(_HUGE), _COLLAPSE)
+
+
 def main(path: str) -> None:
     from speedo.actors.ray_node import lean_import, session
 
     os.environ.update(session.environment("none"))  # Ray reads some of it when it is imported
     global ray_flags
     ray_flags = RayFlags(lean_import.import_ray)
-    import speedo.actors.control_answers
-    import speedo.actors.launch
-    import speedo.actors.master_process
-    import speedo.actors.server_host
-    import speedo.actors.worker_host
-    import speedo.cli.main
-    import speedo.engines.net_trial
-    import speedo.run.open_store  # noqa: F401
     from speedo.engines.caffe_import import load_caffe
 
+    _import_all()
     load_caffe()
     with suppress(ImportError):
         import torch  # noqa: F401
     atexit._clear()  # a fork has its own; Ray would shut itself down
     gc.collect()
     gc.freeze()
+    _use_huge_pages()
     server = Server(path)
     print("ready", flush=True)
     server.serve()
