@@ -25,6 +25,7 @@ from tests.faults.rows import (
 )
 from tests.support import left_behind
 from tests.support.commands import how_loaded
+from tests.support.forked.commands import share_a_server
 from tests.support.quick import no_process_started, tried, watch_starts
 
 if TYPE_CHECKING:
@@ -53,8 +54,12 @@ settings.register_profile(
 settings.load_profile("speedo")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     left_behind.start()
+    if not hasattr(
+        config, "workerinput"
+    ):  # xdist's processes share that of the one that starts them
+        share_a_server()
     watch_starts()
 
 

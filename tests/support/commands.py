@@ -129,8 +129,10 @@ class Commands:
         Redis writes its title over its environment, and the mark with it. A process that is a stranger once remains
         one, as tests look some times a second and a machine may have hundreds.
         """
+        from tests.support.forked.commands import server_process
+
         marked, others = {}, []
-        becoming = {os.getpid(), *server_of_forks()}
+        becoming = {os.getpid(), *server_process()}
         sessions = {process.pid for process in self._started}
         numbers = set(psutil.pids())
         self._strangers &= numbers
@@ -144,16 +146,16 @@ class Commands:
                     marked[number] = process
                     sessions.add(session)
                 else:
-                    others.append((process.ppid(), session, bool(variables), process))
+                    others.append((process.ppid(), session, variables, process))
             except (ProcessLookupError, psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         sessions.discard(os.getsid(0))  # that of the tests, and of the shell that has started them
         same = []
-        for parent, session, has_begun, process in others:
+        for parent, session, variables, process in others:
             if parent in marked or session in sessions:
                 same.append(process)
-            elif has_begun and parent not in becoming:  # else it may become one of ours right now
-                self._strangers.add(process.pid)
+            elif MARK in variables or (variables and parent not in becoming):
+                self._strangers.add(process.pid)  # any other may become one of ours right now
         return [*marked.values(), *same]
 
     def named(self, text: str) -> list[psutil.Process]:
@@ -199,12 +201,6 @@ class Commands:
             _, errors = started.communicate()
             if errors:  # seen where the test has failed
                 print(f"{started.args!r}\n{errors[-2000:]}")
-
-
-def server_of_forks() -> list[int]:
-    """The process whose children are forked ones, if there is one."""
-    forked = sys.modules.get("tests.support.forked.commands")
-    return [] if forked is None else forked.server_process()
 
 
 def log_in(terminal: int) -> None:

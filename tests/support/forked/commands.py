@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import select
 import shutil
@@ -12,44 +13,69 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
+
+import psutil
 
 from tests.support.commands import scaled
 from tests.support.forked import interpreter
 from tests.support.forked.interpreter import ROOT
 from tests.support.forked.server import PADDING, Order, ask, status_of
-from tests.support.left_behind import short_folder
+from tests.support.left_behind import MARK, short_folder
 
 START_S: Final = 120.0
 LOOK_S: Final = 0.5
-_server: subprocess.Popen[str] | None = None
-_at = ""
+_FOLDER: Final = "SPEEDO_TEST_FORKS"
+
+
+def share_a_server() -> None:
+    """Of this process and the test processes that it starts, whichever needs the server first starts it."""
+    folder = short_folder("sf-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "owner").write_text(f"{os.getpid()} {os.environ[MARK]}")
+    os.environ[_FOLDER] = str(folder)
 
 
 def server() -> str:
-    """Where it listens; there is one for all tests of this process, which ends with it."""
-    global _server, _at
-    if _server is None or _server.poll() is not None:
-        _at = str(short_folder("sf-") / "forks")
-        atexit.register(shutil.rmtree, Path(_at).parent, ignore_errors=True)
-        environment = {"SPEEDO_PADDING": "x" * PADDING, **os.environ, "PYTHONPATH": str(ROOT)}
-        with Path(_at).with_name("log").open("w") as log:
-            _server = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forked.server", _at, "x" * PADDING],
-                env=environment,
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert _server.stdout is not None
-        ready, _, _ = select.select([_server.stdout], [], [], START_S)
-        said = _server.stdout.readline() if ready else ""
-        assert said == "ready\n", Path(_at).with_name("log").read_text()
-        interpreter.place(Path(_at).parent, _at)
-    return _at
+    """Where it listens; it ends with the process that has called `share_a_server`."""
+    folder = Path(os.environ[_FOLDER])
+    at = folder / "forks"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(map(_is_there, server_process())):
+            at.unlink(missing_ok=True)
+            _start(at)
+    return str(at)
+
+
+def _start(at: Path) -> None:
+    owner, mark = at.with_name("owner").read_text().split()
+    padding = {"SPEEDO_PADDING": "x" * PADDING}
+    with at.with_name("log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.forked.server", str(at), owner, "x" * PADDING],
+            env={**padding, **os.environ, "PYTHONPATH": str(ROOT), MARK: mark},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    with process.stdout as said:
+        ready, _, _ = select.select([said], [], [], START_S)
+        assert ready, at.with_name("log").read_text()
+        assert said.readline() == "ready\n", at.with_name("log").read_text()
+    interpreter.place(at.parent, str(at))
+    at.with_name("process").write_text(str(process.pid))
+
+
+def _is_there(number: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def python() -> str:
@@ -69,7 +95,11 @@ def virtualenv() -> Path:
 
 
 def server_process() -> list[int]:
-    return [] if _server is None else [_server.pid]
+    """Its number, once it is there."""
+    try:
+        return [int(Path(os.environ[_FOLDER], "process").read_text())]
+    except (KeyError, OSError):
+        return []
 
 
 class ForkedProcess:

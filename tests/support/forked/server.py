@@ -1,4 +1,7 @@
-"""The process that forks commands and what they start: `python -m tests.support.forked.server SOCKET`."""
+"""The process that forks commands and what they start: `... -m tests.support.forked.server SOCKET OWNER`.
+
+It ends with its owner, a process of tests.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,8 @@ class Server:
     end all that has files of some folders open.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, owner: int) -> None:
+        self._owner = os.pidfd_open(owner)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(128)
@@ -107,14 +111,14 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._hung_up, selectors.EVENT_READ)
-        self._selector.register(0, selectors.EVENT_READ)  # its end is that of the tests
+        self._selector.register(self._owner, selectors.EVENT_READ)
         self._asking: dict[int, socket.socket] = {}  # by the descriptor of the process
         self._asked: dict[int, int] = {}  # that, by the descriptor of the connection
 
     def serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.fd == 0:
+                if key.fd == self._owner:
                     return
                 if key.fileobj is self._listener:
                     self._fork()
@@ -138,6 +142,7 @@ class Server:
         self._asked[connection.fileno()] = process
 
     def _leave_to_the_server(self) -> None:
+        os.close(self._owner)
         for process, asking in self._asking.items():
             os.close(process)
             asking.close()
@@ -364,7 +369,7 @@ def _use_huge_pages() -> None:
                 madvise(ctypes.c_void_p(at), ctypes.c_size_t(_HUGE), _COLLAPSE)
 
 
-def main(path: str) -> None:
+def main(path: str, owner: int) -> None:
     from speedo.actors.ray_node import lean_import, session
 
     os.environ.update(session.environment("none"))  # Ray reads some of it when it is imported
@@ -380,7 +385,7 @@ def main(path: str) -> None:
     gc.collect()
     gc.freeze()
     _use_huge_pages()
-    server = Server(path)
+    server = Server(path, owner)
     print("ready", flush=True)
     server.serve()
 
@@ -388,4 +393,4 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     from tests.support.forked.server import main as imported_main  # its messages are of this name
 
-    imported_main(sys.argv[1])
+    imported_main(sys.argv[1], int(sys.argv[2]))
