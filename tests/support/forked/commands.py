@@ -68,7 +68,11 @@ def _start(at: Path) -> None:
         ready, _, _ = select.select([said], [], [], START_S)
         assert ready, at.with_name("log").read_text()
         assert said.readline() == "ready\n", at.with_name("log").read_text()
-    interpreter.place(at.parent, str(at))
+    program = interpreter.place(at.parent, str(at))
+    command = at.with_name("virtualenv") / "bin" / "speedo"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec {program} -m speedo "$@"\n')
+    command.chmod(0o700)
     at.with_name("process").write_text(str(process.pid))
 
 
@@ -85,13 +89,7 @@ def python() -> str:
 
 def virtualenv() -> Path:
     """A folder with bin/speedo, as that of a virtual environment: what it is to run, a fork of the server runs."""
-    folder = Path(server()).parent / "virtualenv"
-    command = folder / "bin" / "speedo"
-    if not command.exists():
-        command.parent.mkdir(parents=True)
-        command.write_text(f'#!/bin/sh\nexec {python()} -m speedo "$@"\n')
-        command.chmod(0o700)
-    return folder
+    return Path(server()).with_name("virtualenv")
 
 
 def server_process() -> list[int]:
