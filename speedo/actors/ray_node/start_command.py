@@ -24,6 +24,8 @@ _OTHER_COMMANDS: Final = (
     "ray.dashboard.modules.job.cli",
     "ray.serve.scripts",
 )
+# A node without it has agents of less; those of ours have none (private_names).
+_OF_AGENTS: Final = "ray.dashboard.optional_deps"
 
 
 def main() -> None:
@@ -33,7 +35,8 @@ def main() -> None:
     with left_for_later():
         if not take_addresses_literally():
             print(note(), flush=True)
-        start_lean_nodes()
+        if start_lean_nodes():
+            sys.modules[_OF_AGENTS] = None  # type: ignore[assignment]
         (entry,) = (
             one
             for one in distribution("ray").entry_points

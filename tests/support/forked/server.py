@@ -347,7 +347,10 @@ def _look_into_pythonpath(words: Sequence[str]) -> None:
 
 
 def _import_all() -> None:
-    """All modules of the product, and Ray's own command."""
+    """All modules of the product, and Ray's own command.
+
+    None of them may draw one of Ray's random names: all forks would draw the same ones after it.
+    """
     for module in pkgutil.walk_packages(speedo.__path__, "speedo."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -356,6 +359,7 @@ def _import_all() -> None:
     (entry,) = entry_points(group="console_scripts", name="ray")
     with lean_import.left_for_later():
         start_command.load_command(entry)
+    importlib.import_module("h5py")  # as a trial of the nets does
 
 
 def _use_huge_pages() -> None:
