@@ -60,4 +60,6 @@ def _called_by_name(kind: type, *, made_later: bool) -> type:
         return lambda self, *given, **named: getattr(self.made.result(), method)(*given, **named)
 
     methods = {one: calling(one) for one in dir(kind) if not one.startswith("_")}
-    return type(kind.__name__, (), {"__init__": load, "make": make, **methods})
+    called = type(kind.__name__, (), {"__init__": load, "make": make, **methods})
+    # Ray disassembles what a class defines itself, to find those that are exported too often.
+    return type(kind.__name__, (called,), {})
