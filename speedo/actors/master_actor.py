@@ -318,7 +318,6 @@ class MasterActor(ServedMaster):
             )
 
     def ask(self, place: Assignment, question: Question) -> ToScript | None:
-        """See `ScriptQuestions.answer`."""
         return self._questions.answer(place, question)
 
     def answered(self, message: Event) -> None:
@@ -326,7 +325,6 @@ class MasterActor(ServedMaster):
         self._cluster.answered(message)
 
     def missing(self, members: tuple[tuple[int, int], ...]) -> str:
-        """See `Meeting.missing`."""
         return self._meeting.missing(members)
 
     def place_of(self, worker: int, incarnation: int) -> Assignment | None:
@@ -372,11 +370,9 @@ class MasterActor(ServedMaster):
         self._host_manager.want(workers)
 
     def tell_to_leave(self, host: str, within_s: float) -> str:
-        """See `HostManager.tell_to_leave`."""
         return self._host_manager.tell_to_leave(host, within_s)
 
     def host_leaves(self, host: str, why: str) -> bool:
-        """See `HostManager.host_leaves`."""
         return self._host_manager.host_leaves(host, self._places.get(host, ()), why)
 
     def farewell(self, host: str) -> None:

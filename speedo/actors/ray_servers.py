@@ -64,11 +64,9 @@ class _Asked:
         self._found: Sequence[Found] | None = None
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return self._found is not None or all(one is None or one.done() for one in self._asked)
 
     def when_done(self, then: Callable[[], None]) -> None:
-        """See `Pending.when_done`."""
         there = [one for one in self._asked if one is not None]
         left, lock = [len(there)], threading.Lock()
         if not there:
@@ -85,7 +83,6 @@ class _Asked:
             one.add_done_callback(one_more)
 
     def answers(self) -> Sequence[Answer | ServerLost]:
-        """See `Pending.answers`."""
         if self._found is None:
             self._found = [self._answer(index, one) for index, one in enumerate(self._asked)]
         found = self._found
@@ -265,7 +262,6 @@ class RayServers:
             self._changed.notify_all()
 
     def ready(self) -> None:
-        """See `Servers.ready`."""
         deadline = time.monotonic() + self._start_s
         with self._changed:
             while not self.all_there():
@@ -285,20 +281,17 @@ class RayServers:
         return f"only {there} of {len(self._servers)} servers started within {self._start_s:.0f} s"
 
     def ask(self, request: Request) -> _Asked:
-        """See `Servers.ask`."""
         return _Asked(
             [self._ask(index, request) for index in range(len(self._servers))], self._answer
         )
 
     def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        """See `Servers.ask_one`."""
         answer = self._answer(index, self._ask(index, request))
         if isinstance(answer, SpeedoError):
             raise answer
         return answer
 
     def replace(self, index: int, cause: str) -> None:
-        """See `Servers.replace`."""
         deadline = time.monotonic() + self._settings.timeout_s
         if self._is_well(index):  # its host has started it again before we knew
             return
@@ -341,7 +334,6 @@ class RayServers:
             server.state = "starting"
 
     def newest_copy(self, index: int, after: int) -> RangeCopy | None:
-        """See `Servers.newest_copy`."""
         with self._changed:
             one = self._servers[index]
             if one.address is None or one.access is None:
@@ -350,7 +342,6 @@ class RayServers:
         return self.copies.newest(place, after)
 
     def stores(self) -> Sequence[Stores]:
-        """See `Servers.stores`."""
         with self._changed:
             return [Stores(one.store) for one in self._servers]
 

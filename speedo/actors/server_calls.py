@@ -53,7 +53,6 @@ class ServerCalls:
             self._held += 1
 
     def let_go(self) -> None:
-        """See `hold`."""
         with self._lock:
             self._held -= 1
         self._go_on()

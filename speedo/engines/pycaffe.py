@@ -125,15 +125,12 @@ class PycaffeEngine:
         return self._batch_size * self._iter_size
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """See `ModelEngine.shapes`."""
         return {str(name): tuple(blob.shape) for name, blob in self._net.blobs.items()}
 
     def memory(self) -> StepMemory:
-        """See `ModelEngine.memory`."""
         return step_memory(self._net, self._parameter.train_net_param, self.layout, self._type)
 
     def next_batch(self) -> Mapping[str, Vector]:
-        """See `ModelEngine.next_batch`."""
         self.advance(1)
         net = self._net
         sources = [at for at in range(len(net.layers)) if not len(net._bottom_ids(at))]
@@ -154,7 +151,6 @@ class PycaffeEngine:
         self._parameters.write(vector)
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        """See `Engine.change_weights`."""
         self._parameters.change(change)
 
     def set_iteration(self, iteration: int) -> None:
@@ -219,7 +215,6 @@ class PycaffeEngine:
                 self._forward.read()
 
     def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
-        """See `Engine.place`."""
         with self._native():
             if self._records is None:
                 net = self._parameter.train_net_param
@@ -228,7 +223,6 @@ class PycaffeEngine:
             self._records.place(ranges, ahead)
 
     def products(self) -> tuple[Product, ...]:
-        """See `Engine.products`."""
         return self._inner.products(self._iter_size * self._batches)
 
     def gradient(

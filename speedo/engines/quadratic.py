@@ -114,7 +114,6 @@ class QuadraticEngine:
         self._iteration = iteration
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        """See `Engine.change_weights`."""
         (blob,) = self._layout.blobs
         change(blob, slice(0, blob.size), self._weights)
 
@@ -133,17 +132,14 @@ class QuadraticEngine:
     def adjust(
         self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
     ) -> None:
-        """See `Engine.adjust`."""
         self._lr = np.float32(self._own[0] if lr is None else lr)
         self._momentum = np.float32(self._own[1] if momentum is None else momentum)
         self._decay, self._batches = np.float32(weight_decay or 0.0), batches
 
     def advance(self, batches: int) -> None:
-        """See `Engine.advance`."""
         self._records_read += batches * self._batch
 
     def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
-        """See `Engine.place`."""
         self._placed = [number for start, stop in ranges for number in range(start, stop)]
 
     def products(self) -> tuple[Product, ...]:

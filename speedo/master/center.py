@@ -172,7 +172,6 @@ class Center:
 
     @property
     def outages(self) -> int:
-        """See `RunCenter.outages`."""
         return int(getattr(self.store, "outages", 0))
 
     @property
@@ -186,7 +185,6 @@ class Center:
         return HEADER_BYTES + self._forms[-1][1].body_bytes
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        """See `RunCenter.receive`."""
         norm = self.take_in(event, rule)
         if isinstance(norm, Refused):
             return norm
@@ -272,7 +270,6 @@ class Center:
         self._over.append(held.key)
 
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
-        """See `RunCenter.merge`."""
         reached(f"{self.role}-merging")
         own_parts = self._own_parts(action)
         contributions = self.contributions(action)
@@ -423,13 +420,11 @@ class Center:
         return True
 
     def hold(self, version: int) -> None:
-        """See `RunCenter.hold`."""
         self._uses[version] += 1
         if version == self.version and version not in self._published:
             self.publish()
 
     def release(self, version: int) -> None:
-        """See `RunCenter.release`."""
         self._uses[version] -= 1
         if self._uses[version] <= 0:
             del self._uses[version]

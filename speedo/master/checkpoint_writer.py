@@ -266,7 +266,6 @@ class CheckpointWriter:
         )
 
     def deadline(self) -> float:
-        """See `speedo.master.checkpoints.Checkpoints`."""
         if self._untold:
             return 0.0
         if self._writing:

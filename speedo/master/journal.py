@@ -108,7 +108,6 @@ class JournalFile:
         self._lost(error)
 
     def seen(self) -> None:
-        """See `JournalPlace.seen`."""
         while self._former:
             self._former.pop().unlink(missing_ok=True)
 
@@ -120,7 +119,6 @@ class JournalInStore:
     guard: Guard
 
     def write(self, line: bytes) -> None:
-        """See `JournalPlace.write`."""
         self.guard.entry = line
 
     def seen(self) -> None:

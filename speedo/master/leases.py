@@ -52,19 +52,16 @@ class Leases:
             return self._book.deal(deal)
 
     def not_dealt(self, worker: int, incarnation: int, number: tuple[int, int]) -> None:
-        """See `LeaseBook.not_dealt`."""
         with self._lock:
             if (worker, incarnation) not in self._gone:
                 self._book.joined(worker, incarnation)
                 self._book.not_dealt(worker, incarnation, number)
 
     def state(self) -> dict[str, Any]:
-        """See `LeaseBook.state`."""
         with self._lock:
             return self._book.state()
 
     def saw(self, event: Event, now: float) -> None:
-        """See `Observer.saw`."""
         with self._lock:
             if isinstance(event, Left):
                 self._gone.add((event.worker, event.incarnation))
@@ -80,7 +77,6 @@ class Leases:
                 self._book.trained(event.worker, event.incarnation, event.ticket, leases)
 
     def did(self, action: Action, now: float) -> None:
-        """See `Observer.did`."""
         with self._lock:
             if isinstance(action, Merge):
                 for part in action.parts:

@@ -21,15 +21,12 @@ class Answered:
     found: Sequence[Answer | ServerLost]
 
     def done(self) -> bool:
-        """See `Pending.done`."""
         return True
 
     def when_done(self, then: Callable[[], None]) -> None:
-        """See `Pending.when_done`."""
         then()
 
     def answers(self) -> Sequence[Answer | ServerLost]:
-        """See `Pending.answers`."""
         return self.found
 
 
@@ -44,25 +41,21 @@ class LocalServers:
         return len(self.servers)
 
     def ready(self) -> None:
-        """See `Servers.ready`."""
+        pass
 
     def ask(self, request: Request) -> Answered:
-        """See `Servers.ask`."""
         return Answered([self.ask_one(index, request) for index in range(len(self.servers))])
 
     def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        """See `Servers.ask_one`."""
         return self.servers[index].do(request)
 
     def replace(self, index: int, cause: str) -> None:
-        """See `Servers.replace`."""
         old = self.servers[index]
         self.servers[index] = RangeServer(
             old.run, old.layout, old.store, old.epoch, old.compression, old.clock, old.solver
         )
 
     def newest_copy(self, index: int, after: int) -> RangeCopy | None:
-        """See `Servers.newest_copy`."""
         one = self.servers[index]
         start = sum(each.layout.size for each in self.servers[:index])
         place = Range(slice(start, start + one.layout.size), one.layout)
@@ -70,5 +63,4 @@ class LocalServers:
         return newest_copy(self.hosts, one.run, place, codec, after)
 
     def stores(self) -> list[Stores]:
-        """See `Servers.stores`."""
         return [Stores(server.store) for server in self.servers]

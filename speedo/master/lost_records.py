@@ -20,7 +20,6 @@ class LostRecords:
     _reported: set[int] = field(default_factory=set)  # tickets whose results have come
 
     def saw(self, event: Event, now: float) -> None:
-        """See `Observer.saw`."""
         match event:
             case Joined():
                 self._lose(event.worker)

@@ -154,7 +154,6 @@ class ScriptTests:
         self._put(Tested(command.version, {}, "no script tests it any more"))
 
     def saw(self, event: Event, now: float) -> None:
-        """See `Observer.saw`."""
         with self._lock:
             if isinstance(event, Pause):
                 if not event.tests or (event.worker, event.incarnation) in self._gone:
@@ -170,7 +169,6 @@ class ScriptTests:
                     self._lose(test, who, event.cause)
 
     def did(self, action: Action, now: float) -> None:
-        """See `Observer.did`."""
         with self._lock:
             if isinstance(action, Evaluate):
                 self._nothing_to_test()

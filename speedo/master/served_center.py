@@ -110,22 +110,18 @@ class ServedCenter:
 
     @property
     def payload_bytes(self) -> int:
-        """See `RunCenter.payload_bytes`."""
         return Exchange.sizes(self.layout, len(self.servers), self.compression)[0]
 
     @property
     def center_bytes(self) -> int:
-        """See `RunCenter.center_bytes`."""
         return Exchange.sizes(self.layout, len(self.servers), self.compression)[1]
 
     @property
     def vector(self) -> Vector:
-        """See `RunCenter.vector`."""
         return self._newest().vector
 
     @property
     def state(self) -> State:
-        """See `RunCenter.state`."""
         return self._newest().state
 
     def history(self) -> bytes:
@@ -172,7 +168,6 @@ class ServedCenter:
         pending.when_done(then)
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
-        """See `RunCenter.receive`."""
         who, began = (event.worker, event.ticket), self.clock()
         request = TakeIn(event, rule)
         early, replaced, pending = self._early.pop(who, (None, 0, None))
@@ -260,7 +255,6 @@ class ServedCenter:
         return self._kept.wait(patience_s)
 
     def tidy(self) -> None:
-        """See `RunCenter.tidy`."""
         if self._to_keep.is_set():
             self._to_keep.clear()
             _ = self.vector
@@ -280,7 +274,6 @@ class ServedCenter:
         return any(isinstance(answer, ServerLost) for answer in pending.answers())
 
     def probe(self) -> None:
-        """See `RunCenter.probe`."""
         self._order()
         self._confirm(0)
         told = [answer for answer in self._ask(Probe()) if isinstance(answer, int)]
@@ -288,19 +281,16 @@ class ServedCenter:
         self._ask(Restore())  # a store that was empty for a moment may have shown it to nobody
 
     def restore(self) -> None:
-        """See `RunCenter.restore`."""
         self._order()
         self._confirm(0)
         self._ask(Restore())
 
     def hold(self, version: int) -> None:
-        """See `RunCenter.hold`."""
         self._uses[version] += 1
         if version == self.version:
             self._publish()
 
     def release(self, version: int) -> None:
-        """See `RunCenter.release`."""
         self._uses[version] -= 1
         if self._uses[version] <= 0:
             del self._uses[version]

@@ -97,7 +97,6 @@ class TurnRecords:
         return cls(LeaseBook(0, records, epoch=epoch, position=position), samples, note)
 
     def state(self) -> bytes:
-        """See `LeaseBook.state`."""
         with self._lock:
             return json.dumps(self.book.state()).encode()
 
@@ -119,7 +118,6 @@ class TurnRecords:
         return True
 
     def saw(self, event: Event, now: float) -> None:
-        """See `Observer.saw`."""
         with self._lock:
             match event:
                 case Joined():

@@ -44,7 +44,6 @@ class BestFile:
         return {**self.kept, "model": str(self.run_dir / BEST_MODEL)} if self.kept else None
 
     def begin(self, version: int) -> None:
-        """See `BestModel.begin`."""
         self._copies[version] = self.center.vector.copy()
 
     def keep(self, action: KeepBest) -> KeepBest:
@@ -71,7 +70,6 @@ class BestFile:
         return action
 
     def forget(self, version: int) -> None:
-        """See `BestModel.forget`."""
         self._copies.pop(version, None)
 
     def _is_better(self, action: KeepBest) -> bool:

@@ -193,15 +193,12 @@ class CaffeModel(TrainedModel):
         return Recipe(SolverFields.from_solver(parameter), layout, own, self._spec.lr_policy)
 
     def recipe(self) -> Recipe:
-        """See `TrainedModel.recipe`."""
         return self._recipe
 
     def history(self) -> bytes:
-        """See `TrainedModel.history`."""
         return self._recipe.write_history(History(self._solver.flat, self._solver.updates))
 
     def history_parts(self) -> tuple[bytes | memoryview, ...]:
-        """See `TrainedModel.history_parts`."""
         return _UPDATES.pack(self._solver.updates), as_bytes(self._solver.flat)
 
     def _history_of(self, parts: bytes) -> bytes:
@@ -213,7 +210,6 @@ class CaffeModel(TrainedModel):
         return self._recipe.write_history(History(flat, updates))
 
     def chance(self) -> float | None:
-        """See `TrainedModel.chance`."""
         parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())
         return loss_of_guessing(parameter.train_net_param, self._engine.shapes())
 
@@ -224,7 +220,6 @@ class CaffeModel(TrainedModel):
         fence: Callable[[], None],
         server_history: Callable[[], bytes],
     ) -> SnapshotFiles:
-        """See `TrainedModel.snapshots`."""
         return SnapshotFiles(run_dir, self._spec, self._engine, center, fence, server_history)
 
     def best(
@@ -234,13 +229,11 @@ class CaffeModel(TrainedModel):
         fence: Callable[[], None],
         note: Callable[[str], None],
     ) -> BestFile | None:
-        """See `TrainedModel.best`."""
         if not self._spec.has_test:
             return None
         return BestFile(run_dir, self._engine, center, fence, note)
 
     def second_name(self, iteration: int) -> str:
-        """See `TrainedModel.second_name`."""
         named = self._spec.last_snapshot(iteration)
         whole = named is None or self._spec.snapshot_hdf5
         return "" if named is None or whole else self._spec.snapshot_name(named)

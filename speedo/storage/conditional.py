@@ -40,9 +40,7 @@ class Conditional(Protocol):
     """A store that can change small values on a condition."""
 
     @property
-    def address(self) -> str:
-        """See `Store.address`."""
-        ...
+    def address(self) -> str: ...
 
     def change(self, names: tuple[str, ...], decide: Decide) -> None:
         """Write what `decide` answers to the values under `names`, if they are still the same then; else ask it again.

@@ -62,7 +62,6 @@ class MemoryStore:
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
-        """See `Store.write`."""
         check_blob(key, head)
         end = _NEVER if expire_s is None else self._clock() + expire_s
         blob = bytes(head), body.tobytes(), end
@@ -74,7 +73,6 @@ class MemoryStore:
             self._sweep()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
-        """See `Store.read_head`."""
         head, body = self._find(key)
         return head, len(body)
 
@@ -83,7 +81,6 @@ class MemoryStore:
         return None
 
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
-        """See `Store.read`."""
         head, body = self._find(key)
         if len(body) != len(into):
             raise PayloadError(f"{key} has a body of {len(body)} bytes, {len(into)} were expected")
@@ -91,17 +88,14 @@ class MemoryStore:
         return head
 
     def delete(self, *keys: str) -> None:
-        """See `Store.delete`."""
         for key in keys:
             self._blobs.pop(key, None)
 
     def keys(self, prefix: str) -> list[str]:
-        """See `Store.keys`."""
         self._sweep()
         return sorted(key for key in self._blobs if key.startswith(prefix))
 
     def change(self, names: tuple[str, ...], decide: Decide) -> None:
-        """See `Conditional.change`."""
         while True:
             found, writes = self.carry(lambda: self._look(names))
             wanted = decide(found)
@@ -147,11 +141,9 @@ class MemoryStore:
         return Small(data, left_s) if left_s > 0 else None
 
     def ping(self) -> None:
-        """See `Store.ping`."""
         return None
 
     def close(self) -> None:
-        """See `Store.close`."""
         return None
 
     def _find(self, key: str) -> tuple[bytes, bytes]:

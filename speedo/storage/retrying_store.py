@@ -120,45 +120,35 @@ class RetryingStore:
 
     @property
     def address(self) -> str:
-        """See `Store.address`."""
         return self._store.address
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
-        """See `Store.place`."""
         return self._store.place(key, nbytes)
 
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
-        """See `Store.write`."""
         self._patience.call(lambda: self._store.write(key, head, body, expire_s=expire_s))
 
     def read_head(self, key: str) -> tuple[bytes, int]:
-        """See `Store.read_head`."""
         return self._patience.call(lambda: self._store.read_head(key))
 
     def view(self, key: str, nbytes: int) -> View | None:
-        """See `Store.view`."""
         return self._patience.call(lambda: self._store.view(key, nbytes))
 
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
-        """See `Store.read`."""
         return self._patience.call(lambda: self._store.read(key, into, arrived))
 
     def delete(self, *keys: str) -> None:
-        """See `Store.delete`."""
         self._patience.call(lambda: self._store.delete(*keys))
 
     def keys(self, prefix: str) -> list[str]:
-        """See `Store.keys`."""
         return self._patience.call(lambda: self._store.keys(prefix))
 
     def ping(self) -> None:
-        """See `Store.ping`."""
         self._patience.call(self._store.ping)
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._store.close()
 
 

@@ -37,13 +37,11 @@ class TieredStore:
         return int(getattr(self._far, "outages", 0))
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
-        """See `Store.place`."""
         return self._near.place(key, nbytes)
 
     def write(
         self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
     ) -> None:
-        """See `Store.write`."""
         try:
             self._near.write(key, head, body, expire_s=expire_s)
         except StoreUnavailableError:
@@ -55,7 +53,6 @@ class TieredStore:
         self._far.write(key, head, body, expire_s=expire_s)
 
     def read_head(self, key: str) -> tuple[bytes, int]:
-        """See `Store.read_head`."""
         if key in self._in_both:
             return self._far.read_head(key)
         try:
@@ -64,7 +61,6 @@ class TieredStore:
             return self._far.read_head(key)
 
     def view(self, key: str, nbytes: int) -> View | None:
-        """See `Store.view`."""
         if key in self._in_both:
             return None
         try:
@@ -73,7 +69,6 @@ class TieredStore:
             return None
 
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
-        """See `Store.read`."""
         if key in self._in_both:
             return self._far.read(key, into, arrived)
         try:
@@ -82,21 +77,17 @@ class TieredStore:
             return self._far.read(key, into, arrived)
 
     def delete(self, *keys: str) -> None:
-        """See `Store.delete`."""
         far = [key for key in keys if not self._near.remove(key) or key in self._in_both]
         self._in_both.difference_update(keys)
         if far:
             self._far.delete(*far)
 
     def keys(self, prefix: str) -> list[str]:
-        """See `Store.keys`."""
         return sorted({*self._near.keys(prefix), *self._far.keys(prefix)})
 
     def ping(self) -> None:
-        """See `Store.ping`."""
         self._far.ping()
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._near.close()
         self._far.close()

@@ -30,12 +30,10 @@ class ArrayWeights:
         self.layout = Layout(tuple(Blob(name, array.shape) for name, array in arrays.items()))
 
     def read_weights(self, out: Vector) -> None:
-        """See `Weights.read_weights`."""
         for array, (_, place) in zip(self._arrays, self.layout.slices(), strict=True):
             np.copyto(out[place].reshape(array.shape), array, casting="same_kind")
 
     def load_weights(self, vector: Vector) -> None:
-        """See `Weights.load_weights`."""
         for array, (_, place) in zip(self._arrays, self.layout.slices(), strict=True):
             _write(array, vector[place])
 

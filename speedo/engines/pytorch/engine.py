@@ -148,16 +148,13 @@ class PytorchEngine:
         return self._net.batch * self._fields.iter_size
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """See `ModelEngine.shapes`."""
         return self._net.shapes
 
     def memory(self) -> StepMemory:
-        """See `ModelEngine.memory`."""
         with self._open():
             return step_memory(self._net, len(self._update.history))
 
     def next_batch(self) -> Mapping[str, Vector]:
-        """See `ModelEngine.next_batch`."""
         with self._open():
             return {name: top.float().cpu().numpy() for name, top in self._net.next_batch().items()}
 
@@ -175,7 +172,6 @@ class PytorchEngine:
         self._parameters.write(vector)
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        """See `Engine.change_weights`."""
         self._parameters.change(change)
 
     def set_iteration(self, iteration: int) -> None:
@@ -202,7 +198,6 @@ class PytorchEngine:
     def adjust(
         self, lr: float | None, momentum: float | None, weight_decay: float | None, batches: int
     ) -> None:
-        """See `Engine.adjust`."""
         self._batches = batches
         self._schedule = self._own_schedule if lr is None else self._own_schedule.from_base(lr)
         own = self._fields
@@ -224,12 +219,10 @@ class PytorchEngine:
             self._net.skip(batches)
 
     def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
-        """See `Engine.place`."""
         with self._open():
             self._net.read_next(ranges)
 
     def products(self) -> tuple[Product, ...]:
-        """See `Engine.products`."""
         if self._micro is not None:
             return ()
         return products(self._net, self._fields.iter_size * self._batches)

@@ -55,12 +55,10 @@ class ModuleWeights:
         )
 
     def read_weights(self, out: Vector) -> None:
-        """See `Weights.read_weights`."""
         for tensor, _, place in self._tensors():
             torch.from_numpy(out[place]).view(tensor.shape).copy_(tensor)
 
     def load_weights(self, vector: Vector) -> None:
-        """See `Weights.load_weights`."""
         for tensor, _, place in self._tensors():
             _write(tensor, vector[place])
 

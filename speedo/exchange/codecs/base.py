@@ -75,15 +75,12 @@ class LossyCodec(Codec, ABC):
 
     @property
     def body_bytes(self) -> int:
-        """See `Codec.body_bytes`."""
         return self._own.size
 
     def body_for(self, vector: Vector) -> memoryview:
-        """See `Codec.body_for`."""
         return self._own.data
 
     def encode(self, vector: Vector, residual: Vector | None = None) -> memoryview:
-        """See `Codec.encode`."""
         self._check_size(vector)
         start = 0
         for place in self._places:
@@ -99,7 +96,6 @@ class LossyCodec(Codec, ABC):
         return self._own.data
 
     def decode(self, body: memoryview, into: Vector) -> None:
-        """See `Codec.decode`."""
         self._check_size(into)
         if len(body) != self.body_bytes:
             raise PayloadError(

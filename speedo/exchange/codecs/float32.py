@@ -25,7 +25,6 @@ class Float32(Codec):
 
     @property
     def body_bytes(self) -> int:
-        """See `Codec.body_bytes`."""
         return 4 * self._size
 
     def body_for(self, vector: Vector) -> memoryview:
@@ -41,7 +40,6 @@ class Float32(Codec):
         return as_bytes(vector)
 
     def decode(self, body: memoryview, into: Vector) -> None:
-        """See `Codec.decode`."""
         if len(body) != self.body_bytes or into.shape != (self._size,):
             raise PayloadError(
                 f"a body of {len(body)} bytes, {self.body_bytes} were expected", "length"

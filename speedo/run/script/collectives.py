@@ -29,12 +29,10 @@ class Collectives:
         self._looked = 0.0
 
     def barrier(self) -> None:
-        """See `JoinedRun.barrier`."""
         if self._gather is not None:
             self._call("barrier", lambda group: group.collective.barrier())
 
     def all_reduce(self, x: Any, op: str) -> Any:
-        """See `JoinedRun.all_reduce`."""
         array, host = _on_host(x)
         if self._gather is not None:
             what = f"all_reduce {op} of {_described(array)}"
@@ -42,7 +40,6 @@ class Collectives:
         return _given_back(x, array, host)
 
     def broadcast(self, x: Any, root: int) -> Any:
-        """See `JoinedRun.broadcast`."""
         array, host = _on_host(x)
 
         def send(group: Gathered) -> None:
@@ -58,7 +55,6 @@ class Collectives:
         return _given_back(x, array, host)
 
     def all_gather(self, x: Any) -> Any:
-        """See `JoinedRun.all_gather`."""
         array, host = _on_host(x)
         found = (
             array[None].copy()

@@ -117,7 +117,6 @@ class RedisStore:
             )
 
     def read_head(self, key: str) -> tuple[bytes, int]:
-        """See `Store.read_head`."""
         with self._talk(f"reading the head of {key}") as stream:
             return RedisBlobs(stream, self.address).read_head(key)
 
@@ -157,7 +156,6 @@ class RedisStore:
         raise StoreUnavailableError(f"others change {names[0]} in {self.address} all the time")
 
     def ping(self) -> None:
-        """See `Store.ping`."""
         with self._talk("ping") as stream:
             stream.ask(b"PING")
 
@@ -168,7 +166,6 @@ class RedisStore:
         return "127.0.0.1" if isinstance(place, str | bytes) else str(place[0])
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._drop()
 
     def administer(self, *arguments: str) -> Reply:

@@ -94,18 +94,16 @@ class NoUsers:
     """In the place of `Access` where there is no Redis: the folder in shared memory is this user's, and has no URL."""
 
     def admit_worker(self, worker: int, incarnation: int, beside: int | None = None) -> str:
-        """See `Access`."""
         return ""
 
     def admit_reader(self) -> str:
-        """See `Access`."""
         return ""
 
     def dismiss(self, worker: int, incarnation: int) -> None:
-        """See `Access`."""
+        pass
 
     def close(self) -> None:
-        """See `Access`."""
+        pass
 
 
 class Access:

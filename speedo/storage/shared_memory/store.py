@@ -66,7 +66,6 @@ class SharedMemoryStore:
         return self._folder
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
-        """See `Store.place`."""
         kind = _kind_of(key)
         slot = self._placed.get(kind)
         if slot is None or len(slot.body) != nbytes:
@@ -106,24 +105,20 @@ class SharedMemoryStore:
             one.delete()
 
     def read_head(self, key: str) -> tuple[bytes, int]:
-        """See `Store.read_head`."""
         found = self._found(key)
         return found.head, len(found.slot.body)
 
     def view(self, key: str, nbytes: int) -> View | None:
-        """See `Store.view`."""
         found = self._found(key, nbytes)
         return View(found.head, found.slot.body.toreadonly(), lambda: self._check(key, found))
 
     def read(self, key: str, into: memoryview, arrived: Arrived | None = None) -> bytes:
-        """See `Store.read`."""
         found = self._found(key, len(into))
         into[:] = found.slot.body
         self._check(key, found)
         return found.head
 
     def delete(self, *keys: str) -> None:
-        """See `Store.delete`."""
         for key in keys:
             self.remove(key)
 
@@ -138,7 +133,6 @@ class SharedMemoryStore:
         return bool(found)
 
     def keys(self, prefix: str) -> list[str]:
-        """See `Store.keys`."""
         self._sweep()
         with self._errors("listing keys"):
             names = os.listdir(self._folder)
@@ -149,12 +143,10 @@ class SharedMemoryStore:
         return sorted(key for key in found if key.startswith(prefix))
 
     def ping(self) -> None:
-        """See `Store.ping`."""
         if not os.path.isdir(self._folder):
             raise StoreUnavailableError(f"{self._folder} is gone: the run that made it has ended")
 
     def close(self) -> None:
-        """See `Store.close`."""
         self._placed.clear()
         self._sweep(own=True)
         for slot in self._all():

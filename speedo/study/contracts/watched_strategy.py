@@ -35,27 +35,22 @@ class WatchedStrategy:
 
     @property
     def name(self) -> str:
-        """See `Strategy.name`."""
         return str(getattr(self.inner, "name", type(self.inner).__name__))
 
     @property
     def rule(self) -> MergeRule:
-        """See `Strategy.rule`."""
         return self.inner.rule
 
     @property
     def local_steps(self) -> Length:
-        """See `Strategy.local_steps`."""
         return self.inner.local_steps
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
-        """See `Strategy.on_join`."""
         self.there.update(workers)
         self.lines.append(f"{_workers(workers)} join")
         return self._looked_at(self.inner.on_join(workers))
 
     def on_result(self, result: Result) -> Decision:
-        """See `Strategy.on_result`."""
         worker = result.worker
         self.trains.discard(worker)
         self.waits.add(worker)
@@ -64,7 +59,6 @@ class WatchedStrategy:
         return self._looked_at(self.inner.on_result(result))
 
     def on_leave(self, worker: int) -> Decision:
-        """See `Strategy.on_leave`."""
         self.there.discard(worker)
         self.trains.discard(worker)
         self.lines.append(f"worker {worker} leaves")

@@ -77,7 +77,6 @@ class TensorBoardFile:
 
     @property
     def problem(self) -> str:
-        """See `Exporter`."""
         if not self._file.problem:
             return ""
         return f"{self._file.path} cannot be written ({self._file.problem}): make room there or make it writable"

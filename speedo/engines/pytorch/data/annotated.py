@@ -27,7 +27,6 @@ class AnnotatedData(Data):
     boxes: ClassVar[int | None] = TOP
 
     def open(self) -> list[Shape]:
-        """See `BatchSource.open`."""
         transform = self.param.transform_param
         self._augmentation = Augmentation(transform, self.param.annotated_data_param, self.refuse)
         own = type(self.param)()
@@ -44,7 +43,6 @@ class AnnotatedData(Data):
         return super().open()
 
     def shapes_of(self, first: Size) -> list[Shape]:
-        """See `Data.shapes_of`."""
         resize = self._resize
         size = (first[0], resize.height, resize.width) if resize.height else first
         return [(self.samples, *self._transform.window(size)), (1, 1, 1, ROW)]
@@ -54,11 +52,9 @@ class AnnotatedData(Data):
         return True
 
     def datum_in(self, key: bytes, value: bytes) -> Any:
-        """See `Data.datum_in`."""
         return self.parsed(key, value, AnnotatedDatum).datum
 
     def read(self) -> Batch:
-        """See `BatchSource.read`."""
         taken = [(at, *record) for at, record in enumerate(self.take(self.samples), self._done)]
         self._done += len(taken)
         made = self.each(self._made, taken)
@@ -79,7 +75,6 @@ class AnnotatedData(Data):
         return [out, torch.from_numpy(labels)[None, None]][: len(self.param.top)]
 
     def pass_over(self, batches: int) -> None:
-        """See `BatchSource.pass_over`."""
         super().pass_over(batches)
         self._done += batches * self.samples
 

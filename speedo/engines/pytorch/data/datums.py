@@ -37,7 +37,6 @@ class Data(BatchSource):
 
     @property
     def samples(self) -> int:
-        """See `SourceLayer.samples`."""
         return int(self.param.data_param.batch_size)
 
     def is_costly(self) -> bool:
@@ -45,7 +44,6 @@ class Data(BatchSource):
         return self._encoded or super().is_costly()
 
     def open(self) -> list[Shape]:
-        """See `BatchSource.open`."""
         param = self.param.transform_param
         mean = self.find(param.mean_file, "mean file") if param.mean_file else None
         self._transform = Transform(
@@ -77,7 +75,6 @@ class Data(BatchSource):
         return [(self.samples, *self._transform.window(first)), (self.samples,)]
 
     def read(self) -> Batch:
-        """See `BatchSource.read`."""
         keys, values = zip(*self.take(self.samples), strict=True)
         try:
             datums = list(map(Datum.FromString, values))
@@ -94,13 +91,11 @@ class Data(BatchSource):
         return [out, labels]
 
     def pass_over(self, batches: int) -> None:
-        """See `BatchSource.pass_over`."""
         records = batches * self.samples
         self._ahead_by = (self._ahead_by + records * self._step) % self._entries
         self._transform.skip(records)
 
     def seek(self, record: int) -> None:
-        """See `BatchSource.seek`."""
         self._step = 1 % self._entries
         self._ahead_by = (record - self._at) % self._entries
 

@@ -28,7 +28,6 @@ class DummyData(BatchSource):
         return self._shape(0)[0] if self._shape(0) else 1
 
     def open(self) -> list[Shape]:
-        """See `BatchSource.open`."""
         self._check_counts()
         shapes = [self._shape(index) for index in range(len(self.param.top))]
         seed = int(self.draws("fillers").integers(1 << 63))
@@ -41,7 +40,6 @@ class DummyData(BatchSource):
         return shapes
 
     def read(self) -> Batch:
-        """See `BatchSource.read`."""
         return [
             self._fill(index, self._generator) if constant is None else constant
             for index, constant in enumerate(self._constant)

@@ -31,11 +31,9 @@ class HDF5Data(BatchSource):
 
     @property
     def samples(self) -> int:
-        """See `SourceLayer.samples`."""
         return int(self.param.hdf5_data_param.batch_size)
 
     def open(self) -> list[Shape]:
-        """See `BatchSource.open`."""
         if self.param.HasField("transform_param"):
             raise self.refuse("has transform_param, which HDF5Data does not take: remove it")
         self._files = self._read_list()
@@ -53,7 +51,6 @@ class HDF5Data(BatchSource):
         return [(self.samples, *shape) for shape in self._shapes]
 
     def read(self) -> Batch:
-        """See `BatchSource.read`."""
         tops = [self.empty((self.samples, *shape)) for shape in self._shapes]
         arrays = [top.numpy() for top in tops]
         done = 0
@@ -69,11 +66,9 @@ class HDF5Data(BatchSource):
         return tops
 
     def pass_over(self, batches: int) -> None:
-        """See `BatchSource.pass_over`."""
         self._advance(batches * self.samples * self._step)
 
     def seek(self, record: int) -> None:
-        """See `BatchSource.seek`."""
         ends = self._ends
         record %= ends[-1]
         file = bisect_right(ends, record)

@@ -32,7 +32,6 @@ class ImageData(BatchSource):
 
     @property
     def samples(self) -> int:
-        """See `SourceLayer.samples`."""
         return int(self.param.image_data_param.batch_size)
 
     def is_costly(self) -> bool:
@@ -40,7 +39,6 @@ class ImageData(BatchSource):
         return True
 
     def open(self) -> list[Shape]:
-        """See `BatchSource.open`."""
         image, param = self.param.image_data_param, self.param.transform_param
         mean = self.find(param.mean_file, "mean file") if param.mean_file else None
         self._transform = Transform(
@@ -66,7 +64,6 @@ class ImageData(BatchSource):
         return [(self.samples, *self._transform.window(shape)), (self.samples,)]
 
     def read(self) -> Batch:
-        """See `BatchSource.read`."""
         lines = [self._take_line() for part in self.in_a_row(self.samples) for _ in range(part)]
         leader = self._image(lines[0], None)
         first: Size = leader.shape
@@ -78,13 +75,11 @@ class ImageData(BatchSource):
         return [out, labels]
 
     def pass_over(self, batches: int) -> None:
-        """See `BatchSource.pass_over`."""
         records = batches * self.samples
         self._transform.skip(records)
         self._advance(records)
 
     def seek(self, record: int) -> None:
-        """See `BatchSource.seek`."""
         self._next = record % len(self._lines)
 
     def _take_line(self) -> int:

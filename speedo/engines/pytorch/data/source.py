@@ -110,7 +110,6 @@ class BatchSource(SourceLayer):
         return self._read() if self._prefetch is None else self._prefetch.next()
 
     def skip(self, batches: int) -> None:
-        """See `SourceLayer.skip`."""
         if self._prefetch is not None:
             batches -= self._prefetch.discard(batches)
         if batches > 0:

@@ -60,11 +60,9 @@ class Loss(Layer):
     _ignored: int | None = None
 
     def loss_of_parts(self) -> str:
-        """See `Layer.loss_of_parts`."""
         return loss_of_parts(self._normalization, self._ignored)
 
     def counted(self, *bottoms: Tensor) -> Tensor:
-        """See `Layer.counted`."""
         return bottoms[0].long().ne(self._ignored or 0).sum()
 
     def labels(self, bottom: Tensor) -> Tensor:

@@ -117,14 +117,12 @@ class MultiBoxLoss(Layer):
             )
 
     def loss_of_parts(self) -> str:
-        """See `Layer.loss_of_parts`."""
         how = loss_of_parts(self._normalization, self._background)
         # Matched by predicted boxes, it counts what only a forward pass knows.
         prior_alone = self.param.multibox_loss_param.use_prior_for_matching
         return "" if how == "counted" and not prior_alone else how
 
     def counted(self, *bottoms: Tensor) -> Tensor:
-        """See `Layer.counted`."""
         priors, labels = bottoms
         on_host = priors.detach().float().cpu()[0].reshape(2, -1, 4)
         true = true_boxes(labels, 1 + int(max(0.0, labels[..., 0].max().item())))

@@ -128,7 +128,6 @@ class Reduction(Layer):
         return [bottoms[0][: self._axis]]
 
     def loss_of_parts(self) -> str:
-        """See `Layer.loss_of_parts`."""
         if self._axis:
             return ""
         return "mean" if self._operation == "MEAN" else "sum"

@@ -50,7 +50,6 @@ class SmoothL1Loss(Layer):
         return [()]
 
     def loss_of_parts(self) -> str:
-        """See `Layer.loss_of_parts`."""
         return loss_of_parts(self._normalization, None)
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:

@@ -86,11 +86,9 @@ class SoftmaxWithLoss(_Labelled):
         return [(), bottoms[0]][: len(self.param.top)]
 
     def loss_of_parts(self) -> str:
-        """See `Layer.loss_of_parts`."""
         return loss_of_parts(self._normalization, self._ignored)
 
     def counted(self, *bottoms: Tensor) -> Tensor:
-        """See `Layer.counted`."""
         return bottoms[0].long().ne(self._ignored or 0).sum()
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
