@@ -26,9 +26,8 @@ from speedo.watch.status import StatusBoard
 
 MASTERS_OWN: Final = "here"  # the host whose workers are of the master's own command
 QUIET_S: Final = 6.0  # a host asks every second; it may need some to end a process that hangs
-SILENT_S: Final = (
-    30.0  # a host that was not heard of for this long is left out where workers are spread
-)
+# A host that was not heard of for this long is left out where workers are spread.
+SILENT_S: Final = 30.0
 REBUILD_S: Final = 120.0  # for the turn under way to end, and again for an engine to be built
 
 

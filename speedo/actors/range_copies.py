@@ -32,9 +32,8 @@ from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.redis.users import Access
 
-TELL_S: Final = (
-    5.0  # for the hosts to say what they have; who has said nothing for so long is not waited for
-)
+# For the hosts to say what they have; who has said nothing for so long is not waited for.
+TELL_S: Final = 5.0
 BRING_S: Final = 15.0  # for one of them to write its copy
 TRIES: Final = 2  # hosts
 SAY_S: Final = 1.0  # how often a host says what it has

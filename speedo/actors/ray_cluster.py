@@ -37,9 +37,8 @@ from speedo.messages import (
     Trained,
 )
 
-CAUSE_WAIT_S = (
-    2.0  # a worker's own host knows better than Ray why it died, and may say so within this time
-)
+# A worker's own host knows better than Ray why it died, and may say so within this time.
+CAUSE_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,10 @@ from speedo.storage.redis.users import Access
 from speedo.watch.status import ServerStatus
 
 SILENT_S: Final = 10.0  # a host that was not heard of for this long does not bring its server back
-MARGIN_S: Final = (
-    30.0  # a server waits for its store for as long as the run allows, and then says so
-)
-CUT_OFF_S: Final = (
-    20.0  # a server whose host was not heard of for this long is lost, whatever Ray says
-)
+# A server waits for its store for as long as the run allows, and then says so.
+MARGIN_S: Final = 30.0
+# A server whose host was not heard of for this long is lost, whatever Ray says.
+CUT_OFF_S: Final = 20.0
 SOON_S: Final = 1.0  # within which a server that is well answers, as a rule
 LOOK_S: Final = 0.1
 

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from typing import Final, NoReturn
 
 _NAMES: Final = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
-_SAME_WISH_S: Final = (
-    0.5  # `timeout` and some shells send a signal to the process, then to its group
-)
+# `timeout` and some shells send a signal to the process, then to its group.
+_SAME_WISH_S: Final = 0.5
 _causes: list[str] = []  # why this process asks itself to stop
 
 

@@ -32,9 +32,8 @@ BOXES: Final = "boxes"
 LABEL_MAP: Final = "labelmap.prototxt"
 _BACKGROUND: Final = "background"
 _MOST_MAP_BYTES: Final = 16 << 20
-_SIDES: Final = (
-    2  # of a smaller copy of an image, in how many pixels they may be off from its proportions
-)
+# Of a smaller copy of an image, in how many pixels they may be off from its proportions.
+_SIDES: Final = 2
 
 
 def prepare_boxes(

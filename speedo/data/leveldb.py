@@ -31,9 +31,8 @@ ORIGIN: Final = "converted-from.json"
 _TABLES: Final = (".ldb", ".sst")
 _LONGEST_KEY: Final = 511  # bytes that LMDB takes
 _UNUSED_S: Final = 30 * 86400.0  # after which a conversion makes room
-_OUTDATED_S: Final = (
-    86400.0  # the same for one whose database has changed since: a run may still read it
-)
+# The same for one whose database has changed since: a run may still read it.
+_OUTDATED_S: Final = 86400.0
 _REMEDY: Final = "create it again, or give an LMDB"
 
 

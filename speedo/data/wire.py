@@ -89,9 +89,8 @@ BlobProto: Final = _CLASSES["BlobProto"]
 DatumProto: Final = _CLASSES["Datum"]
 AnnotatedProto: Final = _CLASSES["AnnotatedDatum"]
 LabelMap: Final = _CLASSES["LabelMap"]
-_ANNOTATED: Final = (
-    b"\n"  # how the bytes of one begin, with the field `datum`; a Datum begins otherwise
-)
+# How the bytes of one begin, with the field `datum`; a Datum begins otherwise.
+_ANNOTATED: Final = b"\n"
 
 
 @dataclass(frozen=True, slots=True)

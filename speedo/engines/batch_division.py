@@ -29,9 +29,8 @@ _TRIALS: Final = 3  # each with other records, where the batch has as many, and 
 # float32 leaves some 1e-6 of a gradient. A ReLU or a maximum at its edge may change a single trial by more.
 _EXACT: Final = 1e-4
 _NEAR: Final = 1e-2
-_NOISE: Final = (
-    1e-6  # of the largest blob's gradient: what rounding leaves where the true gradient is 0
-)
+# Of the largest blob's gradient: what rounding leaves where the true gradient is 0.
+_NOISE: Final = 1e-6
 _SAMPLED: Final = 10_000  # values of a blob that are compared
 # Layers without bottoms that read no records.
 _NO_RECORDS: Final = ("Parameter",)

@@ -121,9 +121,8 @@ def check_in_subprocess(
     }  # fmt: skip
     environment = dict(os.environ)
     prepare_environment(1, environment)
-    environment["GLOG_minloglevel"] = (
-        "0"  # its notes tell which layer it was at; nobody else reads them
-    )
+    # Its notes tell which layer it was at; nobody else reads them.
+    environment["GLOG_minloglevel"] = "0"
     try:
         # An abort leaves the engines' scratch folders: they are in one that we remove.
         with tempfile.TemporaryDirectory(prefix="speedo-check-") as scratch:

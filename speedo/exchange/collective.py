@@ -26,9 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK: Final = 1 << 20  # bytes; measured: less is as fast, 2 MB takes a tenth longer, 4 MB a third
 LEAST_CHUNK: Final = 1 << 17  # less only where the whole array has less
-IN_FLIGHT: Final = (
-    4  # chunks that an array has at least, if they are not too small: else nothing overlaps
-)
+# Chunks that an array has at least, if they are not too small: else nothing overlaps.
+IN_FLIGHT: Final = 4
 WHOLE: Final = 1 << 16  # bytes; up to here each member combines all, which saves a wait
 SLOTS: Final = 3
 LINE: Final = 64  # bytes of a cache line

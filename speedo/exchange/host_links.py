@@ -327,9 +327,8 @@ def _own_certificate(address: str) -> tuple[str, ssl.SSLContext]:
         text = make_certificate(Path(folder), address)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.num_tickets = (
-            0  # left unread at the other end, they would have it reset what it closes
-        )
+        # Left unread at the other end, they would have it reset what it closes.
+        context.num_tickets = 0
         context.load_cert_chain(Path(folder) / CERTIFICATE, Path(folder) / KEY)
     return text, context
 

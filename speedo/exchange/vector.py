@@ -30,9 +30,8 @@ FORMAT: Final = 1
 _STRUCT: Final = struct.Struct("<4sBBBBIIIQQQQQ")
 HEADER_BYTES: Final = _STRUCT.size
 SQUARES: Final = struct.Struct("<d")  # behind the header of a vector that stays in one memory
-FLOAT32: Final = (
-    1  # the dtype of raw values; each other codec declares its own (`speedo.exchange.codecs`)
-)
+# The dtype of raw values; each other codec declares its own (`speedo.exchange.codecs`).
+FLOAT32: Final = 1
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}

@@ -30,9 +30,8 @@ from speedo.run_dir.directory import HOSTS
 
 SILENT_S: Final = 40.0  # to start Python there
 EXAMINE_S: Final = 120.0
-NAMED_S: Final = (
-    16.0  # after the start: a host that has failed is named, though others are still examined
-)
+# After the start: a host that has failed is named, though others are still examined.
+NAMED_S: Final = 16.0
 FAREWELL_S: Final = 20.0  # for workers to leave after their master
 END_S: Final = 75.0  # for commands that were asked to end; the hosts force it before
 HARD_END_S: Final = 8.0

@@ -28,9 +28,8 @@ SUSTAINED: Final = 100  # points; a bump of a rate's warm-up is shorter
 ABOVE_BEST: Final = 3.0
 ABOVE_START: Final = 2.0
 FORGOTTEN: Final = 10.0  # times the best, and back where it began: nothing that was learnt is left
-EXPLODED: Final = (
-    10.0  # times the very first results: it diverged before the start could be measured
-)
+# Times the very first results: it diverged before the start could be measured.
+EXPLODED: Final = 10.0
 VERY_FIRST: Final = 3
 BEGINNING: Final = 20
 RESULTS_OF_EACH: Final = 4  # with many workers a point is a mean over a quarter of them

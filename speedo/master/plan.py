@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_ROUNDS: Final = 1000  # of a stretch
-REPORT_PART: Final = (
-    0.02  # of a stretch, at most, that its report takes; `Plan.most_stretch_s` permitting
-)
+# Of a stretch, at most, that its report takes; `Plan.most_stretch_s` permitting.
+REPORT_PART: Final = 0.02
 MOST_STRETCH_S: Final = 30.0  # so much may be lost, for reports that take long
 
 

@@ -75,9 +75,8 @@ class ServedCenter:
     fence: Callable[[], None] = lambda: None
     compression: Compression = NO_COMPRESSION
     note: Callable[[str], None] = lambda _: None
-    rule: Callable[[], MergeRule] | None = (
-        None  # by which the next results are expected to be merged
-    )
+    # By which the next results are expected to be merged.
+    rule: Callable[[], MergeRule] | None = None
     solver: Recipe | None = None
     first_history: History | None = None
     first_state: State = field(default_factory=State)

@@ -23,16 +23,14 @@ LONGEST_LOOK_S: Final = 60.0
 LOOKS: Final = 3  # two of them may share what happens between them
 FEWEST_STEPS: Final = 3  # of a look
 GAIN: Final = 0.1  # of a round's time
-MORE_GAIN: Final = (
-    0.03  # likewise: the first try does not know what a step takes beside its records
-)
+# Likewise: the first try does not know what a step takes beside its records.
+MORE_GAIN: Final = 0.03
 OTHER_SHARE: Final = 0.2  # of the larger one: by so much two shares differ that tell what this is
 MOST_FIXED: Final = 0.9  # of a step
 LOSS: Final = 0.05  # likewise, after which a division is taken back
 OTHER: Final = 1.5  # a speed that changed by this factor is another one
-HOLDS: Final = (
-    1.5  # times the round of an ideal division: so long even one record takes a slow worker
-)
+# Times the round of an ideal division: so long even one record takes a slow worker.
+HOLDS: Final = 1.5
 
 
 @record
@@ -77,9 +75,8 @@ class SpeedDivision:
     _seen: dict[int, _Seen] = field(default_factory=dict)  # since the look began
     _warm: set[int] = field(default_factory=set)  # who has given a result since the last change
     _agreed: int = 0  # looks in a row that ask for a change
-    _former: tuple[Mapping[int, int], float] | None = (
-        None  # and what its rounds took beside computing
-    )
+    # And what its rounds took beside computing.
+    _former: tuple[Mapping[int, int], float] | None = None
     _useless: Mapping[int, float] = field(default_factory=dict)  # speeds by which it was no gain
     # The records of a step and its seconds, before the last change and now.
     _steps: dict[int, tuple[int, float]] = field(default_factory=dict)

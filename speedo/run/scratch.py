@@ -11,9 +11,8 @@ from typing import Final
 from speedo.errors import EngineError
 from speedo.storage.shared_memory.folder import MEMORY, SharedMemory
 
-LEAVES: Final = (
-    "leaves"  # a file in a host's folder: its workers end their turns early, as it is to leave
-)
+# A file in a host's folder: its workers end their turns early, as it is to leave.
+LEAVES: Final = "leaves"
 ROOM_BYTES: Final = 4 << 20  # nets and solvers as text; lists of pictures may take more
 
 

@@ -26,9 +26,8 @@ class ScriptJob:
     words: tuple[str, ...] = ()
     folder: str = ""  # the working directory
     in_rounds: bool = False  # whether the mode merges the steps of all workers at once
-    no_gradients: str = (
-        ""  # why its workers cannot exchange gradients before each step; empty if they can
-    )
+    # Why its workers cannot exchange gradients before each step; empty if they can.
+    no_gradients: str = ""
     batch: int = 1
     max_iter: int = NO_LIMIT
     first_epoch: int = 0  # the first that is not trained to its end, of a run that is resumed

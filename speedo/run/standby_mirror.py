@@ -27,9 +27,8 @@ STUCK_S: Final = 5.0  # without a parcel taken: they may be lost
 PARCEL_S: Final = 600.0  # a parcel that nobody takes is there so long
 PIECE_BYTES: Final = 4 << 20
 WINDOW_BYTES: Final = 64 << 20  # on the way at once
-MOST_PARCELS: Final = (
-    16  # likewise: a standby that is slow gets more lines at once, and is not left behind
-)
+# Likewise: a standby that is slow gets more lines at once, and is not left behind.
+MOST_PARCELS: Final = 16
 
 
 @dataclass(slots=True)

@@ -30,9 +30,8 @@ from speedo.system.disk_calls import hangs
 from speedo.watch.export.background import Background
 from speedo.watch.status import OwedTurn, Status
 
-NOTHING_LEARNED: Final = (
-    0.95  # of the loss of guessing: noise of batches is smaller after a few steps of learning
-)
+# Of the loss of guessing: noise of batches is smaller after a few steps of learning.
+NOTHING_LEARNED: Final = 0.95
 WORSE: Final = 1.5
 
 

@@ -43,9 +43,8 @@ from speedo.system.json_lines import line_of, values_of
 from speedo.system.line_file import LineFile
 from speedo.system.runs_at import RunsAt
 
-MOST_RESULTS: Final = (
-    20_000  # of results whose fate is not known yet; late ones leave theirs behind
-)
+# Of results whose fate is not known yet; late ones leave theirs behind.
+MOST_RESULTS: Final = 20_000
 MERGED: Final = b'"decision":"merged"'
 UNDONE: Final = b',"undone":'  # in a line `resumed`
 LOOKED_AT: Final = 10_000  # of a former master's last lines, for the last version

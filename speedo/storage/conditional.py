@@ -16,9 +16,8 @@ from speedo.storage import keys
 
 FOREVER: Final = float("inf")
 OVER: Final = b"over"
-FORMER: Final = (
-    512  # entries of the journal that are kept: of more than a second, however fast results come
-)
+# Entries of the journal that are kept: of more than a second, however fast results come.
+FORMER: Final = 512
 FORMER_S: Final = 600.0
 
 

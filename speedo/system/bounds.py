@@ -15,9 +15,8 @@ LARGEST_INT32: Final = (
     2**31 - 1
 )  # max_iter and the like are int32 in caffe.proto; shapes are int in Caffe
 LARGEST_SEED: Final = 2**32 - 1  # random_seed is int64, but Caffe's generators take 32 bits of it
-LARGEST_COUNT: Final = (
-    1_000_000  # of steps in a turn, restarts in a row: beyond it a slip is likelier than a wish
-)
+# Of steps in a turn, restarts in a row: beyond it a slip is likelier than a wish.
+LARGEST_COUNT: Final = 1_000_000
 LARGEST_SECONDS: Final = 1_000_000.0  # twelve days; poll and select take no more than 2^31 ms
 
 EngineName = Literal["caffe", "torch"]

@@ -46,9 +46,8 @@ HEALTHY_S: Final = 60.0  # one that lasted so long counts as a first
 LEAST_S: Final = 15.0  # for a node to start, whatever is left of the time
 SLOW_S: Final = 5.0  # a start that waits longer for the master says so
 GRACE_S: Final = 25.0  # Kubernetes and Slurm kill 30 s after SIGTERM, if nobody says otherwise
-LEAVE_S: Final = (
-    10.0  # what a stay that is asked to end may take for it, once its results are there
-)
+# What a stay that is asked to end may take for it, once its results are there.
+LEAVE_S: Final = 10.0
 UNKEPT_S: Final = 20.0  # for another keeper to take the place of one that died
 BEFORE_S: Final = 3.0  # so long before its keeper a master may have died
 

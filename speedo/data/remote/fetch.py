@@ -21,9 +21,8 @@ from speedo.system.files_below import name_below
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, the file's name
 CHUNK_BYTES: Final = 1 << 20
-SUMS: Final = (
-    "SHA256SUMS"  # a file of the store, in the form of sha256sum, that is checked if it is there
-)
+# A file of the store, in the form of sha256sum, that is checked if it is there.
+SUMS: Final = "SHA256SUMS"
 RECORD: Final = ".fetched.json"  # what was fetched here
 MOST_RECORD_BYTES: Final = 64 << 20
 MOST_SUMS_BYTES: Final = 64 << 20

@@ -17,9 +17,8 @@ MEMORY: Final = re.compile(r"[1-9][0-9]*(Mi|Gi)")
 TIME: Final = re.compile(r"([0-9]+-)?[0-9]{1,2}:[0-5][0-9](:[0-5][0-9])?")
 # No white space or quotes: these stand in comments and in plain YAML too.
 REFERENCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
-SHARED_MEMORY: Final = (
-    "1Gi"  # Ray keeps 80 MB there, and the vectors of workers on one host are there
-)
+# Ray keeps 80 MB there, and the vectors of workers on one host are there.
+SHARED_MEMORY: Final = "1Gi"
 
 
 @dataclass(frozen=True, slots=True)

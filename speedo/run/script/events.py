@@ -13,9 +13,8 @@ from speedo.run_dir.events import ResultMerged
 from speedo.watch.callbacks import CallbackError, Callbacks, LogCallbacks, length_of_log
 
 LOOK_S: Final = 0.2  # between two looks at the log
-MOST: Final = (
-    1000  # lines at once: a function that takes longer than results come must not stop the training
-)
+# Lines at once: a function that takes longer than results come must not stop the training.
+MOST: Final = 1000
 
 
 class ScriptEvents:

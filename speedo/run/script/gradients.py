@@ -75,9 +75,8 @@ class GradientTurns:
         self._rows = deque[Row]()
         self.idle = False  # the present step is one of the others
         self.lost = False  # the present step is none, because its turn is lost
-        self.trains_first = (
-            False  # records are asked for again once those that were read are trained
-        )
+        # Records are asked for again once those that were read are trained.
+        self.trains_first = False
         self.leaves = False  # this worker will pause, and has the present turn end
         self._times = 0
 

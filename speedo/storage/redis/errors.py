@@ -21,12 +21,10 @@ from speedo.errors import (
 )
 from speedo.storage.redis.resp import ProtocolError, ReplyError
 
-PER_WORKER: Final = (
-    3  # what it fetches by, what it publishes by where turns overlap, and its history's
-)
-OTHERS: Final = (
-    8  # the master's three, the tester's, those that watch users, strangers and the server
-)
+# What it fetches by, what it publishes by where turns overlap, and its history's.
+PER_WORKER: Final = 3
+# The master's three, the tester's, those that watch users, strangers and the server.
+OTHERS: Final = 8
 _REMEDIES: Final = {
     "OOM": "it is out of memory: raise its maxmemory (keep maxmemory-policy noeviction), "
     "or let payloads expire sooner",

@@ -31,9 +31,8 @@ from speedo.system.failpoints import reached
 
 _NEVER: Final = float("inf")
 _PASSING: Final = "."  # begins the name of a file that is not whole yet
-_SLOT: Final = (
-    ".slot@"  # begins that of a slot that is used again: kind, "@" and a random number follow
-)
+# Begins that of a slot that is used again: kind, "@" and a random number follow.
+_SLOT: Final = ".slot@"
 _SWEEP_EVERY: Final = 1024  # writes
 _LAST_NUMBER: Final = re.compile(r"\d+(?!.*\d)")
 

@@ -36,15 +36,13 @@ import speedo
 from tests.support.forked import interpreter
 
 GLOG: Final = "GLOG_minloglevel"
-PADDING: Final = (
-    24_000  # bytes of the server's environment and arguments, in which a fork writes its own
-)
+# Bytes of the server's environment and arguments, in which a fork writes its own.
+PADDING: Final = 24_000
 MOST_FILES: Final = 64
 _LENGTH: Final = struct.Struct("<Q")
 _PEER: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
-_GLOG_LEVEL: Final = (
-    "_ZN3fLI17FLAGS_minloglevelE"  # fLI::FLAGS_minloglevel, read when glog was loaded
-)
+# FLI::FLAGS_minloglevel, read when glog was loaded.
+_GLOG_LEVEL: Final = "_ZN3fLI17FLAGS_minloglevelE"
 _SET_MEMORY, _ARG_END, _ENV_END = 35, 9, 11  # of prctl(2)
 _COLLAPSE: Final = 25  # of madvise(2)
 _HUGE: Final = 1 << 21  # bytes of a huge page
