@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.faults.rows import row
 from tests.faults.scripts import EACH_ONCE, RECORDS, SCRIPT_MODES, options_of, trained
 from tests.faults.scripts import FIT as SCRIPT
 from tests.support.commands import Commands, how_loaded
-from tests.support.forked.interpreter import PLAIN
+from tests.support.processes import environment_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.usefixtures("forked_python")]
 WAIT_S = 200
@@ -34,6 +35,16 @@ def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+
+
+def script_of(speedo: Commands, worker: int) -> psutil.Process:
+    """The process of this worker's script."""
+    return next(
+        one
+        for script in (SCRIPT, SCRIPT.with_name("fit_torch.py"))
+        for one in speedo.scripts(script)
+        if f"worker-0.{worker}." in environment_of(one).get("SPEEDO_WORKER", "")
+    )
 
 
 def test_every_mode_trains_each_record_once_and_the_model_is_everybodys(
@@ -231,8 +242,6 @@ def test_collectives_go_on_without_a_worker_that_dies_and_with_it_again(
 ) -> None:
     script = SCRIPT.with_name("regroup.py")
     words = ("--workers", "3", "--mode", "async", str(script), str(tmp_path / "died"))
-    # What stands for Python in tests holds the files of a script a moment longer than the script.
-    speedo.environment = {PLAIN: "1"}
     status, _, errors = run(speedo, *words)
     assert status == 0, errors
     logs = tmp_path / "run" / "logs"
