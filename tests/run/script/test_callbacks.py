@@ -33,10 +33,12 @@ def told(folder: Path, rank: int) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.redis
-def test_worker_0_is_told_everything_that_the_log_has_in_its_order(
+def test_worker_0_is_told_everything_that_the_log_has_and_both_end_with_the_model_unrounded(
     speedo: Commands, tmp_path: Path
 ) -> None:
-    status, errors = run(speedo, "--mode", "async", str(SCRIPT))
+    """Where centers are rounded, scripts ended with the rounded weights, from which turns begin."""
+    words = ("--mode", "async", "--compress-center", "bfloat16", str(SCRIPT))
+    status, errors = run(speedo, *words)
     assert status == 0, errors
     expected = []
     for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
@@ -64,6 +66,10 @@ def test_worker_0_is_told_everything_that_the_log_has_in_its_order(
     assert len(expected) == 2 + 90 + 2 + 1
     assert told(tmp_path, 0) == expected
     assert told(tmp_path, 1) == []
+    model = np.load(tmp_path / "run" / "model.npz")["w"]
+    assert (model.view(np.uint32) & 0xFFFF).any(), "a model of bfloat16 alone shows no rounding"
+    for rank in range(2):
+        np.testing.assert_array_equal(np.load(tmp_path / f"w{rank}.npy"), model)
 
 
 @pytest.mark.ray
@@ -128,6 +134,7 @@ def test_what_cannot_be_called_is_refused_at_once() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_python")
 def test_the_script_runs_by_itself(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S

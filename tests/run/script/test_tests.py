@@ -99,6 +99,7 @@ def test_a_target_ends_the_run(speedo: Commands, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_python")
 def test_a_script_alone_tests_its_own_weights() -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=60, check=False

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.faults.scripts import trained
-from tests.run.script.test_run_command import WAIT_S, lines_of, run
+from tests.run.script.test_run_command import WAIT_S, lines_of, run, script_of
 from tests.support.commands import Commands, how_loaded
-from tests.support.processes import environment_of
 
 pytestmark = [
     pytest.mark.torch,
@@ -79,9 +77,18 @@ def test_workers_that_average_gradients_make_the_model_of_one_process(
 def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     speedo: Commands, tmp_path: Path, exchange: str, killed: tuple[int, ...]
 ) -> None:
-    """Worker 0 leads the team. Who is killed is started again, and no record is trained twice or not."""
+    """Worker 0 leads the team. Who is killed is started again, and no record is trained twice or not.
+
+    With gradients the leader dies first with what it was dealt for others: the master had leased that to members that
+    lived on and did not know, and it was in no result.
+    """
     words = ("--workers", "3", str(SCRIPT), "5", "adam", exchange, "0.15")
-    process = speedo.start("run", "--run-dir", "run", *words)
+    done = tmp_path / "done"
+    process = speedo.start(
+        *("run", "--run-dir", "run", *words),
+        environment={"SPEEDO_FAILPOINT": "team-dealt@2", "SPEEDO_FAILPOINT_DONE": str(done)},
+    )
+    died = int(exchange == "gradients")
     log, to_kill, deadline = (
         tmp_path / "run" / "metrics.jsonl",
         list(killed),
@@ -90,34 +97,17 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     while to_kill and time.monotonic() < deadline:
         time.sleep(0.3)
         events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
-        if events.count("joined") == 3 + len(killed) - len(to_kill) and events[-1] == "result":
+        joined = 3 + died + len(killed) - len(to_kill)
+        if events.count("joined") == joined and events[-1] == "result":
             script_of(speedo, to_kill.pop(0)).kill()
     _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, to_kill) == (0, []), errors
     lines = lines_of(tmp_path)
+    assert done.exists() == bool(died), "the leader dies with what it was dealt, where there is one"
     assert trained(lines) == EACH_ONCE
-    assert killed_in(lines) == len(killed)
+    assert killed_in(lines) == died + len(killed)
     steps = max(line["steps"] for line in lines if line.get("decision") == "merged")
     assert (steps > 1) == (exchange == "gradients")
-
-
-def test_records_that_a_leader_was_dealt_for_others_and_did_not_hand_out_are_trained(
-    speedo: Commands, tmp_path: Path
-) -> None:
-    """The master had leased them to members that lived on and did not know: they were in no result."""
-    process = speedo.start(
-        *("run", "--run-dir", "run", "--workers", "3", "--restarts", "0"),
-        *(str(SCRIPT), "5", "adam", "gradients"),
-        environment={
-            "SPEEDO_FAILPOINT": "team-dealt@2",
-            "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
-        },
-    )
-    _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, errors
-    lines = lines_of(tmp_path)
-    assert trained(lines) == EACH_ONCE
-    assert killed_in(lines) == 1
 
 
 def killed_in(lines: list[dict[str, Any]]) -> int:
@@ -126,34 +116,25 @@ def killed_in(lines: list[dict[str, Any]]) -> int:
     return sum("killed by SIGKILL" in cause for cause in causes)
 
 
-def script_of(speedo: Commands, worker: int) -> psutil.Process:
-    """The process of this worker's script."""
-    return next(
-        one
-        for one in speedo.scripts(SCRIPT)
-        if f"worker-0.{worker}." in environment_of(one).get("SPEEDO_WORKER", "")
-    )
-
-
-@pytest.mark.parametrize("made_by", ["one", "all"])
 def test_a_worker_that_tests_ends_the_turn_of_its_team_and_nothing_is_lost(
-    speedo: Commands, tmp_path: Path, made_by: str
+    speedo: Commands, tmp_path: Path
 ) -> None:
     """No batch is trained twice. A test that all workers make has each record once."""
     script = SCRIPT.with_name("tested_torch.py")
-    status, _, errors = run(speedo, "--workers", "3", str(script), made_by)
+    status, _, errors = run(speedo, "--workers", "3", str(script))
     assert status == 0, errors
     lines = lines_of(tmp_path)
     assert [line for line in lines if line.get("decision") == "discarded"] == []
-    epochs, records, tests = 2, 600, 201
+    epochs, records, tests = 4, 600, 201
     assert trained(lines) == Counter({(e, r): 1 for e in range(epochs) for r in range(records)})
     found = [line for line in lines if line["event"] == "test"]
     assert [line["problem"] for line in found] == [None] * epochs
     said = [file.read_text().splitlines() for file in (tmp_path / "run" / "logs").glob("worker-*")]
-    tested, stepped = (
+    by_one, by_all, stepped = (
         [int(line.split()[-1]) for one in said for line in one if line.startswith(word)]
-        for word in ("tested", "stepped")
+        for word in ("tested alone", "tested together", "stepped")
     )
-    assert sum(tested) == epochs * tests
-    assert (len(tested) > epochs) == (made_by == "all")
+    assert by_one == [tests] * (epochs // 2)
+    assert sum(by_all) == epochs // 2 * tests
+    assert len(by_all) > epochs // 2, "the tests of all workers were made by one"
     assert sum(stepped) == epochs * records // 6

@@ -23,7 +23,7 @@ w = np.zeros(
 )
 if fault == "early":
     raise ValueError("the file of settings is not there")
-if fault == "loads" and ".2." in os.path.basename(os.environ["SPEEDO_WORKER"]):
+if fault == "ends-badly" and "worker-0.3." in os.environ["SPEEDO_WORKER"]:
     time.sleep(1000)
 if fault == "loads-long":
     time.sleep(125)
@@ -43,12 +43,12 @@ with speedo.join({"w": w}) as run:
                 error = some @ w[:3] - right
                 w[:3] -= 0.2 * (some.T @ error) / len(error)
                 time.sleep(pause)
-                while fault == "nan-at-end" and run.rank == 1 and not Path("go").exists():
-                    time.sleep(0.05)
-                if fault.startswith("nan") and run.rank == 1:
-                    w[:] = np.nan
-                if fault == "hangs" and run.rank == 1:
+                if fault == "ends-badly" and run.rank == 1:
                     time.sleep(1000)
+                while fault == "ends-badly" and run.rank == 2 and not Path("go").exists():
+                    time.sleep(0.05)
+                if (fault, run.rank) in (("nan", 1), ("ends-badly", 2)):
+                    w[:] = np.nan
                 if fault == "raises":
                     raise ValueError("no such column")
                 run.step(loss=float((error**2).mean()))

@@ -30,7 +30,7 @@ try:
         for _ in run.epochs(3):
             for some, right in run.share((x, y), batch=8):
                 error = some @ w - right
-                w -= 0.2 * (some.T @ error) / len(error)
+                w -= 0.02 * (some.T @ error) / len(error)
                 time.sleep(0.05)
                 if raises == "on_leave" and run.rank == 1 and run.iteration > 10:
                     sys.exit("worker 1 ends")
@@ -39,3 +39,4 @@ finally:
     for event in seen:
         print("told", run.rank, event, flush=True)
 print("fitted", w.round(1).tolist(), flush=True)
+np.save(f"w{run.rank}.npy", w)
