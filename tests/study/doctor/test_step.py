@@ -25,7 +25,7 @@ STEP = StepMemory((LayerMemory("data", "Data", workspace=500_000), *LAYERS), 2_0
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: str) -> Path:
     write_data(tmp_path)
     write_solver(tmp_path, net_text())
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,7 @@
 """Random runs with faults under the eyes of an independent checker: what is promised holds in each.
 
 A failure names its mode and seed; `python -m tests.support.schedules MODE SEED` shows that run. `SPEEDO_SIMULATIONS` is
-how many of each mode, 180 by default; `make faults` runs 2,064.
+how many of each mode, 90 by default; `make faults` runs 2,064.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.quick import tried
 from tests.support.schedules import MODES, check, make_schedule, run, saturated, with_notices
 
 FIRST, SHARE = tried(60), 60  # runs of each mode: the first ones, in one test of those after them
-ALL = int(os.environ.get("SPEEDO_SIMULATIONS", "180"))
+ALL = int(os.environ.get("SPEEDO_SIMULATIONS", "90"))
 
 
 def run_all(mode: str, seeds: range) -> Counter[str]:
