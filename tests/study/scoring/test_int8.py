@@ -18,7 +18,7 @@ from speedo.storage.memory_store import MemoryStore
 from tests.support.nets import net_text, write_data, write_solver
 from tests.whole_runs.local import train_here
 
-pytestmark = [pytest.mark.caffe]
+pytestmark = [pytest.mark.caffe, pytest.mark.usefixtures("forked_python")]
 
 LENET = """
 layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"

@@ -23,7 +23,7 @@ from speedo.study.scoring.score import score_models
 from tests.support.nets import net_text, write_data, write_solver
 from tests.whole_runs.local import train_here
 
-pytestmark = pytest.mark.caffe
+pytestmark = [pytest.mark.caffe, pytest.mark.usefixtures("forked_python")]
 BATCHES = 7  # no two or three workers have equally many
 SECOND = 2
 RECORDS = 36  # 7 batches of 5 neither end with the data, nor do they begin anew
