@@ -16,7 +16,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.scripts import EACH_ONCE, trained
 from tests.support.commands import Commands, free_port, how_loaded, wait_until
 from tests.support.invariants import read_lines
-from tests.support.sabotaged_net import BATCH, order
+from tests.support.sabotaged_net import BATCH, order, slow_down
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -103,7 +103,7 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
 ) -> None:
     """By `speedo leave`, on its own machine and on the master's; the stretch would take longer than its time."""
     port = free_port()
-    order(problem, "0 sleep 0.2", "1 sleep 0.2")
+    slow_down(problem, 2, 0.2)
     options = ("--mode", "sync", "--workers", "2", "--stretch", "600")
     chief = speedo.start(*master(port, *options, str(problem)))
     machines = [{"SPEEDO_RUNTIME_DIR": str(tmp_path / name)} for name in ("one", "two")]
