@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from speedo.actors.fleet.connection import address_of
 from speedo.errors import ClusterError
-from tests.support.network import ROOT
+from tests.support.commands import Commands
 
 pytestmark = pytest.mark.ray
 
@@ -31,22 +28,14 @@ def test_auto_is_the_address_of_the_environment_or_left_to_ray(
 
 @pytest.mark.slow
 def test_a_cluster_that_does_not_answer_ends_the_command_before_anything_is_made(
-    tmp_path: Path, problem: Path
+    speedo: Commands, tmp_path: Path, problem: Path
 ) -> None:
-    others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "speedo", "train", "--ray", "127.0.0.1:1", "--workers", "1", "--run-dir", "run",
-            str(problem),
-        ],
-        cwd=tmp_path,
-        env={**others, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert done.stderr == (
+    process = speedo.start(
+        "train", "--ray", "127.0.0.1:1", "--workers", "1", "--run-dir", "run", str(problem)
+    )
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 1, errors
+    assert errors == (
         "speedo: no Ray cluster answers at 127.0.0.1:1: correct --ray, or start its head\n"
     )
     assert not (tmp_path / "run").exists()

@@ -94,19 +94,21 @@ def test_a_mapped_file_on_a_full_disk_is_told_by_its_signal(tmp_path: Path) -> N
 
 @pytest.mark.processes
 @pytest.mark.torch
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_process_that_dies_natively_once_more_names_the_layer(
-    tmp_path: Path, direction: str
+@pytest.mark.usefixtures("forked_python")
+def test_a_process_that_dies_natively_once_more_names_the_layer_and_its_pass(
+    tmp_path: Path,
 ) -> None:
-    """As a worker that is restarted: the first death is in the log, so the second process notes its layers."""
+    """As a worker that is restarted: the first death is in the log, so those that follow note their layers."""
     log, note = tmp_path / "log", tmp_path / FILE
     assert not died_natively(log)
-    for _ in range(2):
+    assert died(log, FAULTY, note, "forward") == -11
+    assert died_natively(log)
+    for direction in ("forward", "backward"):
         assert died(log, FAULTY, note, direction) == -11
         assert died_natively(log)
-    assert (cause_in(log, 0, noted(note)) or "").startswith(
-        f"native code failed in the {direction} pass of layer 'faulty' (Power): SIGSEGV ("
-    )
+        assert (cause_in(log, 0, noted(note)) or "").startswith(
+            f"native code failed in the {direction} pass of layer 'faulty' (Power): SIGSEGV ("
+        ), direction
 
 
 @pytest.mark.processes

@@ -16,12 +16,13 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.scripts import EACH_ONCE, trained
 from tests.support.commands import Commands, free_port, how_loaded, wait_until
 from tests.support.invariants import read_lines
+from tests.support.sabotaged_net import BATCH, order, slow_down
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
 GRACE_S = 30.0
 SCRIPT = Path(__file__).parents[1] / "run" / "script" / "scripts" / "fit.py"
-STEPS = 20_000  # of a turn: many minutes
+STEPS = 100_000  # of a turn: many minutes
 
 
 def master(port: int, *options: str) -> tuple[str, ...]:
@@ -54,11 +55,11 @@ def ends_in_time(process: subprocess.Popen[str], began: float) -> str:
 
 
 def test_a_host_that_is_told_hands_in_its_turn_and_one_that_hangs_goes_at_the_second_signal(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     port = free_port()
     options = ("--mode", "async", "--workers", "2", "--local-steps", str(STEPS))
-    chief = speedo.start(*master(port, *options))
+    chief = speedo.start(*master(port, *options, str(problem)))
     hosts = []
     for number in (1, 2):
         hosts.append(speedo.start(*worker(port)))
@@ -73,7 +74,7 @@ def test_a_host_that_is_told_hands_in_its_turn_and_one_that_hangs_goes_at_the_se
     (result,) = lines(tmp_path, "result")
     assert (result["worker"], result["decision"]) == (0, "merged")
     assert 0 < result["steps"] < STEPS
-    assert result["samples"] == 64 * result["steps"]
+    assert result["samples"] == BATCH * result["steps"]
 
     began = time.monotonic()
     os.kill(lines(tmp_path, "joined")[1]["process"], signal.SIGSTOP)
@@ -98,11 +99,13 @@ def test_a_host_that_is_told_hands_in_its_turn_and_one_that_hangs_goes_at_the_se
 
 
 def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_leaves_its_run(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     """By `speedo leave`, on its own machine and on the master's; the stretch would take longer than its time."""
     port = free_port()
-    chief = speedo.start(*master(port, "--mode", "sync", "--workers", "2", "--stretch", "600"))
+    slow_down(problem, 2, 0.2)
+    options = ("--mode", "sync", "--workers", "2", "--stretch", "600")
+    chief = speedo.start(*master(port, *options, str(problem)))
     machines = [{"SPEEDO_RUNTIME_DIR": str(tmp_path / name)} for name in ("one", "two")]
     hosts = [speedo.start(*worker(port), environment=machine) for machine in machines]
     wait_until(lambda: merged(tmp_path), WAIT_S)  # of the first round
@@ -115,6 +118,7 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     assert hosts[0].returncode == 0, errors
     (left,) = lines(tmp_path, "left")
     first, second = left["worker"], 1 - left["worker"]
+    order(problem)  # its stretches may end now
     wait_until(lambda: merged(tmp_path)[-1]["version"] > max(before) + 1, WAIT_S)
     stranger = speedo.start("leave", "nowhere")
     _, errors = stranger.communicate(timeout=WAIT_S)

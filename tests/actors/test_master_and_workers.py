@@ -1,15 +1,17 @@
-"""`speedo master` and `speedo worker` as separate commands on one machine."""
+"""`speedo master` and `speedo worker` as separate commands on one machine, over TLS."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from speedo.master.reasons import too_few_joined
-from tests.support.commands import Commands, free_port
+from tests.support.commands import Commands, free_port, wait_for_line
+from tests.support.processes import words_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -18,7 +20,7 @@ WAIT_S = 240
 def master(speedo: Commands, port: int, *options: str) -> tuple[str, ...]:
     return (
         "master", "--port", str(port), "--mode", "easgd", "--workers", "2", "--max-iter", "40",
-        "--test-interval", "0", "--timeout", "300", "--run-dir", "run", *options,
+        "--test-interval", "20", "--redis-tls", "--timeout", "300", "--run-dir", "run", *options,
     )  # fmt: skip
 
 
@@ -27,12 +29,12 @@ def worker(port: int, *options: str) -> tuple[str, ...]:
 
 
 def test_master_and_workers_meet_in_either_order_and_strangers_are_refused_meanwhile(
-    speedo: Commands, tmp_path: Path
+    speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
-    """A wrong token, another Ray, another Python: one sentence each."""
+    """A wrong token, another Ray, another Python: one sentence each. No secret of Redis is where others can see it."""
     port = free_port()
     early = speedo.start(*worker(port))
-    chief = speedo.start(*master(speedo, port))
+    chief = speedo.start(*master(speedo, port, str(tested_problem)))
     wrong = speedo.start(*worker(port), environment={"SPEEDO_TOKEN": "0123456789abcdef" * 4})
     ray = speedo.start(
         *worker(port), environment=disguised(tmp_path, "ray", "ray.__version__", "2.1.0")
@@ -55,13 +57,21 @@ def test_master_and_workers_meet_in_either_order_and_strangers_are_refused_meanw
         assert all(word in told[0] for word in words), errors
         assert "Traceback" not in errors
     late = speedo.start(*worker(port))
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    shown = [" ".join(words_of(process)) for process in speedo.left()]
+    assert any("redis-server" in line for line in shown)
     for process in (early, late, chief):
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
+        shown.append(errors)
+    shown += [path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.*")]
+    assert not [text for text in shown if re.search(r"rediss?://|\b[0-9a-f]{48}\b", text)]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["mode"], result["workers"], result["iteration"]) == ("easgd", 2, 40)
-    assert Path(result["model"]).stat().st_size > 1_700_000
+    assert result["complete"]
+    assert result["accuracy"] is not None
+    assert Path(result["model"]).stat().st_size > 1_200_000
     assert speedo.token_file.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     merged = [line for line in lines if line.get("decision") == "merged"]

@@ -1,4 +1,4 @@
-"""A Redis of the user's, used as it is by a compressed run, with the password from the environment, and left so."""
+"""A whole run of `speedo train`: what it leaves, and nothing in a Redis of the user's, which it uses as it is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.store import RedisStore
@@ -15,21 +16,21 @@ from tests.support.commands import Commands
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 
 
-def test_a_compressed_run_on_an_own_redis_leaves_nothing_there_and_tells_its_sizes(
+def test_a_compressed_run_leaves_its_directory_and_nothing_on_an_own_redis_and_tells_its_sizes(
     speedo: Commands, tmp_path: Path
 ) -> None:
-    """Master, workers and tester agree on how vectors are written."""
+    """Master, workers and tester agree on how vectors are written. The password comes from the environment."""
     with PrivateRedis() as server:
         store = RedisStore(server.url)
         store.write("somebody:else", b"head", memoryview(b"body"))
         parts = urlsplit(server.url)
         process = speedo.start(
-            "train", "--mode", "easgd", "--max-iter", "20", "--test-interval", "10",
+            "train", "--mode", "easgd", "--workers", "2", "--max-iter", "20", "--test-interval", "10", "--seed", "5",
             "--compress", "int8", "--compress-center", "bfloat16", "--same-node", "redis",
             "--redis", f"redis://{parts.username}@{parts.hostname}:{parts.port}/0", "--run-dir", "run",
             environment={"SPEEDO_REDIS_PASSWORD": parts.password or ""},
         )  # fmt: skip
-        _, errors = process.communicate(timeout=120)
+        out, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert store.keys("") == ["somebody:else"]
         assert store.administer("ACL", "USERS") == [b"default", b"master"]
@@ -37,11 +38,21 @@ def test_a_compressed_run_on_an_own_redis_leaves_nothing_there_and_tells_its_siz
     assert told in errors
     run = tmp_path / "run"
     result = json.loads((run / "result.json").read_text())
-    assert result["iteration"] == 20
+    assert (result["iteration"], result["version"], result["complete"]) == (20, 20, True)
+    assert {"mode", "workers", "images_per_s", "seconds"} <= set(result)
+    assert out.splitlines()[-1] == result["model"] == str(run / "model.caffemodel")
+    assert f"test accuracy {result['accuracy']:.4f} after 20 iterations" in out
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["mode"], config["max_iter"], config["seed"]) == ("easgd", 20, 5)
+    assert "effective" in errors or "batch 64 per worker" in errors
+    assert "learning rate 0.02 (inv, 2 times the solver's" in errors
+    assert "iteration 20/20" in (run / "train.log").read_text()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     decisions = [line["decision"] for line in lines if line["event"] == "result"]
     assert decisions == ["merged"] * 20
-    assert [line["problem"] for line in lines if line["event"] == "test"] == [None] * 3
+    tests = [line for line in lines if line["event"] == "test"]
+    assert [line["problem"] for line in tests] == [None] * 3
+    assert [(line["version"], line["iteration"]) for line in tests] == [(0, 0), (10, 10), (20, 20)]
     assert result["bytes_pushed"] == 20 * (60 + 4 * 421 + 431_080)
     assert result["bytes_pulled"] == 20 * (60 + 2 * 431_080)
     kept = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.*"))

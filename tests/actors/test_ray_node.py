@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from speedo.actors.ray_node.folder import ray_folder
 from speedo.actors.ray_node.kept_gcs import DEATHS, GCS, KeptGcs
 from speedo.actors.ray_node.node import Node, starting_node
-from speedo.actors.ray_node.ports import Ports, free_port
+from speedo.actors.ray_node.ports import Ports
 from speedo.actors.ray_node.private_names import ADDONS, APPLY, MODULE, RESOLVE, START
 from speedo.actors.ray_node.session import Head, clean_environment
 from speedo.actors.token import new_token
@@ -92,10 +93,6 @@ def test_a_head_that_serves_who_has_no_token_ends_the_start() -> None:
     others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     others |= {"RAY_AUTH_MODE": "disabled"}
     with ExitStack() as stack:
-        token = clean_environment(new_token())
-        kept = starting_node("127.0.0.1", Ports(), ray_folder(stack), token)
-        Head(stack.enter_context(kept)()).require_token()
-    with ExitStack() as stack:
         open_to_all = starting_node("127.0.0.1", Ports(), ray_folder(stack), others)
         node = stack.enter_context(open_to_all)()
         with pytest.raises(ClusterError, match="to programs without the token, so no run starts"):
@@ -127,25 +124,6 @@ def of_node(folder: str) -> list[psutil.Process]:
     return [*services, *(child for one in services for child in one.children(recursive=True))]
 
 
-def test_a_head_for_this_machine_alone_listens_on_loopback_alone_without_dashboard_and_agents() -> (
-    None
-):
-    with ExitStack() as stack:
-        token, folder = clean_environment(new_token()), ray_folder(stack)
-        stack.enter_context(starting_node("127.0.0.1", Ports(), folder, token))()
-        processes = of_node(folder)
-        addresses = {address for one in processes for address, _ in listening(one)}
-        programs = {name_of(one) for one in processes}
-        assert {GCS, "raylet"} <= programs
-        others = [
-            " ".join(words_of(one)) for one in processes if name_of(one) not in (GCS, "raylet")
-        ]
-        assert not any("agent.py" in words or "Agent" in words for words in others)
-        assert not any("dashboard.py" in words for words in others)
-        assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
-    assert not of_node(folder)
-
-
 COUNT = """
 import ray, sys
 from speedo.actors.ray_node.private_names import take_addresses_literally
@@ -175,28 +153,40 @@ print(ray.get(second.add.remote()), flush=True)
 NEEDLESS = ("grpc", "jsonschema", "pydantic.v1", "requests", "starlette")
 
 
-def test_a_control_service_that_dies_is_started_again_while_lean_actors_work_on() -> None:
-    told: list[str] = []
-    with ExitStack() as stack:
-        token, folder = clean_environment(new_token()), ray_folder(stack)
-        node = stack.enter_context(
-            starting_node("127.0.0.1", Ports(), folder, token, tell=told.append)
-        )()
-        path = os.pathsep.join([str(ROOT), token.get("PYTHONPATH", "")])
-        program = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", COUNT, node.gcs, *NEEDLESS],
-                env={**token, "PYTHONPATH": path},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-        )  # fmt: skip
+def is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def listens_on_loopback_alone_without_dashboard_and_agents(folder: str) -> None:
+    processes = of_node(folder)
+    addresses = {address for one in processes for address, _ in listening(one)}
+    assert {GCS, "raylet"} <= {name_of(one) for one in processes}
+    others = [" ".join(words_of(one)) for one in processes if name_of(one) not in (GCS, "raylet")]
+    assert not any("agent.py" in words or "Agent" in words for words in others)
+    assert not any("dashboard.py" in words for words in others)
+    assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+
+
+def starts_its_dead_gcs_again(
+    folder: str, gcs: str, token: Mapping[str, str], told: list[str]
+) -> None:
+    """Lean actors work on meanwhile, and others start afterwards."""
+    path = os.pathsep.join([str(ROOT), token.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-c", COUNT, gcs, *NEEDLESS],
+        env={**token, "PYTHONPATH": path},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as program, ExitStack() as stack:  # fmt: skip
         stack.callback(program.kill)
         assert program.stdin is not None
         assert program.stdout is not None
         assert program.stdout.readline() == "[]\n"
         assert program.stdout.readline() == "1\n"
-        (gcs,) = [one for one in of_node(folder) if name_of(one) == GCS]
-        gcs.kill()
+        (service,) = [one for one in of_node(folder) if name_of(one) == GCS]
+        service.kill()
         program.stdin.write("\n")
         program.stdin.flush()
         assert program.stdout.readline() == "2\n"
@@ -204,6 +194,28 @@ def test_a_control_service_that_dies_is_started_again_while_lean_actors_work_on(
         program.stdin.close()
         assert program.stdout.readline() == "1\n", "no other actor starts"
         assert program.wait(60) == 0
+
+
+def test_a_head_takes_a_free_port_wants_the_token_on_loopback_alone_and_starts_its_dead_gcs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its port is free when it is chosen, and another program's before Ray listens; the next is in Ray's own range."""
+    told: list[str] = []
+    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as other:
+        token, folder = clean_environment(new_token()), ray_folder(stack)
+        taken = other.getsockname()[1]
+        for_workers = next(
+            one for one in range(15000, 16000) if is_free(one)
+        )  # unless told otherwise
+        given = iter([taken, for_workers])
+        monkeypatch.setattr("speedo.actors.ray_node.node.free_port", lambda host: next(given))
+        start = starting_node("127.0.0.1", Ports(), folder, token, tell=told.append)
+        node = stack.enter_context(start)()
+        assert node.gcs == f"127.0.0.1:{for_workers}", "the port that was taken is tried again"
+        assert node.dead() is None
+        Head(node).require_token()
+        listens_on_loopback_alone_without_dashboard_and_agents(folder)
+        starts_its_dead_gcs_again(folder, node.gcs, token, told)
         assert node.dead() is None
     assert told == ["warning: Ray's control service (GCS) died; it was started again"]
     assert not of_node(folder)
@@ -234,37 +246,6 @@ def test_one_whose_command_is_not_known_is_lost_at_its_first_death() -> None:
     wait_until(lambda: kept.failed)
     kept.close()
     gone.wait()
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe, suppress(OSError):
-        probe.bind(("127.0.0.1", port))
-        return True
-    return False
-
-
-def test_a_gcs_may_listen_at_a_port_that_ray_has_for_its_workers() -> None:
-    with ExitStack() as stack:
-        token, folder = clean_environment(new_token()), ray_folder(stack)
-        port = next(one for one in range(15000, 16000) if is_free(one))
-        node = stack.enter_context(starting_node("127.0.0.1", Ports(gcs=port), folder, token))()
-        assert node.dead() is None
-
-
-def test_a_port_that_was_taken_meanwhile_is_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Free when it is chosen, and another program's before Ray listens at it."""
-    with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as other:
-        token, folder = clean_environment(new_token()), ray_folder(stack)
-        given = iter([other.getsockname()[1]])
-        monkeypatch.setattr(
-            "speedo.actors.ray_node.node.free_port",
-            lambda host: next(given, None) or free_port(host),
-        )
-        node = stack.enter_context(starting_node("127.0.0.1", Ports(), folder, token))()
-        assert node.gcs != f"127.0.0.1:{other.getsockname()[1]}"
-        assert node.dead() is None
 
 
 def test_what_has_died_is_named() -> None:

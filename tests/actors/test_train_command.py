@@ -1,4 +1,4 @@
-"""`speedo train` as a user runs it: what it leaves, how it stops, what it survives."""
+"""`speedo train` as a user runs it: how it stops, and what it survives."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from speedo.actors.death_causes import SILENT
 from speedo.run_dir.checkpoint_file import checkpoints_in, read_checkpoint
-from tests.support.commands import Commands, how_loaded, wait_for_line
+from tests.support.commands import Commands, how_loaded, wait_for_line, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -34,47 +33,34 @@ def lines_in(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").open()]
 
 
-def test_a_run_leaves_configuration_metrics_result_and_model(
-    speedo: Commands, tmp_path: Path
-) -> None:
-    process = speedo.start(
-        "train", "--mode", "partial", "--workers", "2", "--max-iter", "30", "--test-interval", "20",
-        "--seed", "5", "--run-dir", "run",
-    )  # fmt: skip
-    out, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, errors
-    run = tmp_path / "run"
-    result = json.loads((run / "result.json").read_text())
-    assert out.splitlines()[-1] == result["model"] == str(run / "model.caffemodel")
-    assert f"test accuracy {result['accuracy']:.4f} after 30 iterations" in out
-    assert (result["iteration"], result["version"], result["complete"]) == (30, 30, True)
-    assert {"mode", "workers", "images_per_s", "seconds"} <= set(result)
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["mode"], config["max_iter"], config["seed"]) == ("partial", 30, 5)
-    lines = lines_in(run)
-    tests = [(line["version"], line["iteration"]) for line in lines if line["event"] == "test"]
-    assert tests == [(0, 0), (20, 20), (30, 30)]
-    assert "effective" in errors or "batch 64 per worker" in errors
-    assert "learning rate 0.01 (inv)" in errors
-    assert "iteration 30/30" in (run / "train.log").read_text()
-
-
-def test_a_signal_to_every_process_stops_cleanly_and_exports(
+def test_a_killed_tester_is_replaced_and_a_signal_to_every_process_stops_cleanly_and_exports(
     speedo: Commands, tested_problem: Path, tmp_path: Path
 ) -> None:
     """As from systemd, and a machine that shuts down, whatever the group. For Ctrl-C see test_restarts.py."""
-    process = speedo.start(*long(tested_problem))
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
+    run = tmp_path / "run"
+    options = ("--test-interval", "50", "--testers", "2")
+    process = speedo.start(*long(tested_problem), *options)
+    wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
+    testers = speedo.named("TesterActor")
+    assert len(testers) == 2, "they share each test"
+    testers[0].kill()
+    psutil.wait_procs(testers[:1], 10)
+    wait_until(lambda: len(set(speedo.named("TesterActor")) | set(testers)) == 3)
+    wait_for_line(run / "metrics.jsonl", '"version":10,', 90)
     for one in speedo.left():
         with suppress(psutil.NoSuchProcess):
             one.terminate()
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
     assert "Traceback" not in errors
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text())
     assert (result["complete"], result["reason"]) == (False, "stopped by SIGTERM")
     assert result["iteration"] >= 10
     assert Path(result["model"]).exists()
+    assert result["test_problem"] == ""
+    tests = [line for line in lines_in(run) if line["event"] == "test"]
+    (last,) = [one for one in tests if one["iteration"] == result["iteration"]]
+    assert (last["problem"], last["metrics"]["accuracy"]) == (None, result["accuracy"])
     assert "test accuracy" in out
 
 
@@ -99,6 +85,23 @@ def test_a_signal_as_soon_as_workers_train_keeps_a_checkpoint_and_exports(
     assert read_checkpoint(checkpoint).counters.iteration == result["iteration"]
     assert f"stopped by SIGTERM; continue with --resume {run}" in errors
     assert Path(result["model"]).exists()
+
+
+def test_a_tester_that_cannot_start_ends_the_run_with_the_cause(
+    speedo: Commands, tested_problem: Path, tmp_path: Path
+) -> None:
+    """Not hours later, when its first test is due."""
+    process = speedo.start(
+        *long(tested_problem), "--test-interval", "1000000",
+        environment={"SPEEDO_FAILPOINT": "tester-starting"},
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    log = tmp_path / "run" / "logs" / "tester.log"
+    last = errors.splitlines()[-1]
+    assert last.startswith("speedo: the tester could not start: "), errors
+    assert last.endswith(f"; see {log}")
+    assert "Traceback" not in errors
 
 
 def test_a_terminal_that_is_closed_stops_the_run_and_the_model_is_exported(

@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.commands import Commands
 from tests.support.labelled import (
-    RECORDS,
     WAIT_S,
     cycles,
     read,
@@ -94,26 +93,3 @@ def test_workers_of_two_hosts_read_what_their_share_says(
     for process in resumed:
         process.terminate()
         process.communicate(timeout=WAIT_S)
-
-
-def test_a_host_with_other_records_is_refused_with_both_numbers_and_the_remedy(
-    speedo: Commands, hosts: list[Host], tmp_path: Path
-) -> None:
-    solver = write_problem(tmp_path / "problem", with_data=False)
-    for name, count in (("whole", RECORDS), ("part", 5)):
-        (tmp_path / name).mkdir()
-        write_records(tmp_path / name / "train", range(count))
-    options = ("--max-iter", "2", "--run-dir", "run", str(solver))
-    chief, wrong, *rest = begin(speedo, hosts, ["part", "whole"], *options)
-    _, errors = wrong.communicate(timeout=WAIT_S)
-    assert wrong.returncode == 1, errors
-    assert "has 5 training records, but the master 8, and with --data-share shard" in errors
-    assert (
-        "copy the master's data to this host, or start the master with --data-share own" in errors
-    )
-    assert "Traceback" not in errors
-    second = ("worker", "--master", hosts[0].address, "--timeout", "300", "--data-root", "whole")
-    rest.append(speedo.start(*second, inside=hosts[1].inside))
-    for process in (chief, *rest):  # those who have the same records train
-        _, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, errors

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Commands, how_loaded, wait_for_line
+from tests.support.commands import Commands, how_loaded, wait_for_line, wait_until
+from tests.support.nets import write_data
 from tests.support.network import Host, limit
+from tests.support.sabotaged_net import write_problem
 from tests.whole_runs.local import model_made_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -33,41 +36,22 @@ def worker(chief: Host, *options: str) -> tuple[str, ...]:
     return ("worker", "--master", chief.address, "--timeout", "300", *options)
 
 
-def test_nothing_outlives_a_killed_worker_command_and_another_host_joins_the_next_master(
-    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
+def nothing_outlives_a_killed_worker_command(
+    worker_command: subprocess.Popen[str], host: Host
 ) -> None:
-    chief, other, third = hosts
-    first = speedo.start(*endless(chief, "first", problem), inside=chief.inside)
-    members = speedo.start(*worker(chief, "--workers", "2"), inside=other.inside)
-    victims = speedo.start(*worker(chief), inside=third.inside)
-    wait_for_line(tmp_path / "first" / "metrics.jsonl", '"joined","worker":2,', 90)
-    wait_for_line(tmp_path / "first" / "metrics.jsonl", '"version":10,', 90)
-    victims.kill()
-    victims.wait()
+    worker_command.kill()
+    worker_command.wait()
     deadline = time.monotonic() + 120 * how_loaded()
-    while left := third.processes():
+    while left := host.processes():
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
-    assert (first.poll(), members.poll()) == (None, None)
-    first.kill()
-    second = speedo.start(*master(chief, "second", 40), str(problem), inside=chief.inside)
-    for process in (second, members):
-        _, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, errors
-    assert f"the master at {chief.address}:56126 is gone" in errors
-    assert errors.rindex("joined the master") > errors.index("is gone")
-    assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == 40
 
 
-def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
-    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
+def a_host_whose_network_breaks_ends_its_workers_and_says_so(
+    members: subprocess.Popen[str], host: Host, chief: Host
 ) -> None:
     """Nobody refuses a connection then: silence alone must do."""
-    chief, other, _ = hosts
-    speedo.start(*endless(chief, "run", problem), inside=chief.inside)
-    members = speedo.start(*worker(chief, "--workers", "2", "--timeout", "5"), inside=other.inside)
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
-    chief.pull_the_cable()
+    host.pull_the_cable()
     pulled = time.monotonic()
     assert members.stderr is not None
     for line in members.stderr:
@@ -82,7 +66,54 @@ def test_a_worker_host_whose_network_breaks_ends_its_workers_and_says_so(
         f"speedo: the master did not come back at {chief.address}:56126 within 5 s: start it again there "
         "with --resume, and this command too"
     )
-    speedo.stop_all()
+
+
+def a_host_with_other_records_is_refused_with_both_numbers_and_the_remedy(
+    wrong: subprocess.Popen[str],
+) -> None:
+    _, errors = wrong.communicate(timeout=WAIT_S)
+    assert wrong.returncode == 1, errors
+    assert "has 100 training records, but the master 256, and with --data-share shard" in errors
+    assert (
+        "copy the master's data to this host, or start the master with --data-share own" in errors
+    )
+    assert "Traceback" not in errors
+
+
+def test_worker_hosts_are_refused_killed_and_cut_off_and_another_joins_the_next_master(
+    speedo: Commands, hosts: list[Host], tmp_path: Path
+) -> None:
+    chief, other, third = hosts
+    log = tmp_path / "first" / "metrics.jsonl"
+    problem = write_problem(tmp_path / "problem", data="mine", tested=False)
+    for folder in ("whole", "part"):
+        (tmp_path / folder).mkdir()
+    (problem.parent / "mine").rename(tmp_path / "whole" / "mine")
+    (tmp_path / "part" / "mine").mkdir()
+    write_data(tmp_path / "part" / "mine", train=100, test=40)
+    whole, part = ("--data-root", "whole"), ("--data-root", "part")
+    first = speedo.start(*endless(chief, "first", problem), *whole, inside=chief.inside)
+    wrong = speedo.start(*worker(chief, *part), inside=third.inside)
+    a_host_with_other_records_is_refused_with_both_numbers_and_the_remedy(wrong)
+    members = speedo.start(*worker(chief, "--workers", "2", *whole), inside=other.inside)
+    victims = speedo.start(*worker(chief, *whole), inside=third.inside)
+    wait_for_line(log, '"joined","worker":2,', 90)
+    wait_for_line(log, '"version":10,', 90)
+    nothing_outlives_a_killed_worker_command(victims, third)
+    cut_off = speedo.start(
+        *worker(chief, "--workers", "2", "--timeout", "5", *whole), inside=third.inside
+    )
+    wait_until(lambda: log.read_text().count('"event":"joined"') == 5, 90)
+    a_host_whose_network_breaks_ends_its_workers_and_says_so(cut_off, third, chief)
+    assert (first.poll(), members.poll()) == (None, None)
+    first.kill()
+    second = speedo.start(*master(chief, "second", 40), *whole, str(problem), inside=chief.inside)
+    for process in (second, members):
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, errors
+    assert f"the master at {chief.address}:56126 is gone" in errors
+    assert errors.rindex("joined the master") > errors.index("is gone")
+    assert json.loads((tmp_path / "second" / "result.json").read_text())["iteration"] == 40
 
 
 def test_workers_that_share_a_cable_fetch_one_after_another_and_make_the_same_model(

@@ -24,7 +24,7 @@ from tests.support.nets import write_data
 from tests.support.network import network
 from tests.support.processes import name_of, words_of
 from tests.support.sabotaged_net import write_problem
-from tests.support.ssh_hosts import Site, SshHost, running, site
+from tests.support.ssh_hosts import Site, running, site
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 WAIT_S = 240
@@ -217,40 +217,40 @@ def test_each_host_that_ssh_cannot_reach_is_named_with_its_cause_in_time(
         assert cause in lines[address], said
 
 
-def test_a_host_without_pycaffe_is_named_in_time(hosts: Site, small: Path, tmp_path: Path) -> None:
-    first, bare, *_ = hosts.hosts
-    without = hosts.add(bare.host, "bare", port=2223)
+def test_a_host_without_pycaffe_and_one_with_other_data_are_named_in_time_each_with_its_cause(
+    hosts: Site, small: Path, tmp_path: Path
+) -> None:
+    first, bare, other, _ = hosts.hosts
+    without, with_less = (
+        hosts.add(one.host, name, port=2223) for one, name in ((bare, "bare"), (other, "other"))
+    )
     hosts.welcome(without)
+    hosts.welcome(with_less)
     (tmp_path / "empty").mkdir()
     (caffe,) = Path(sys.prefix).glob("lib/python3*/site-packages/caffe")
     without.start((tmp_path / "empty", caffe))
-    said = refused(hosts, led_by(first, without, Path(sys.prefix)), [str(small)], tmp_path)
-    assert said.startswith(f"speedo: {bare.address}: pycaffe: pycaffe cannot be imported"), said
-    assert said.count("speedo: ") == 1
-
-
-def test_a_host_with_other_data_is_named_in_time_with_both_counts(
-    hosts: Site, small: Path, tmp_path: Path
-) -> None:
-    first, _, other, _ = hosts.hosts
-    with_less = hosts.add(other.host, "other", port=2223)
-    hosts.welcome(with_less)
     (tmp_path / "less").mkdir()
     write_data(tmp_path / "less", train=100, test=40)
     with_less.start((tmp_path / "less" / "train", small.parent / "train"))
-    said = refused(hosts, led_by(first, with_less), [str(small)], tmp_path)
-    assert said.startswith(f"speedo: {other.address}: data: "), said
-    assert "100 training records, but the master has 256" in said
-    assert said.count("speedo: ") == 1
-
-
-def led_by(first: SshHost, second: SshHost, environment: Path | None = None) -> dict[str, object]:
-    workers = [first.address, {"host": second.address, "ssh_port": second.port}]
-    return {
+    values = {
         "master": first.address,
-        "virtualenv": str(environment or virtualenv()),
-        "workers": workers,
+        "virtualenv": str(virtualenv()),
+        "workers": [
+            first.address,
+            {"host": bare.address, "ssh_port": without.port, "virtualenv": sys.prefix},
+            {"host": other.address, "ssh_port": with_less.port},
+        ],
     }
+    said = refused(hosts, values, [str(small)], tmp_path)
+    lines = {line.split(": ")[1]: line for line in said.splitlines()}
+    assert set(lines) == {bare.address, other.address}, said
+    assert said.count("speedo: ") == 2, said
+    cause = f"speedo: {bare.address}: pycaffe: pycaffe cannot be imported"
+    assert lines[bare.address].startswith(cause), said
+    cause = f"speedo: {other.address}: data: "
+    assert lines[other.address].startswith(cause), said
+    both = "100 training records, but the master has 256"
+    assert both in lines[other.address], said
 
 
 def test_a_command_after_two_dashes_is_what_every_worker_runs(hosts: Site, tmp_path: Path) -> None:

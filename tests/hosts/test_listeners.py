@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,24 +53,14 @@ class Cluster:
         return {int(port): answers for port, answers in json.loads(said).items()}
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with network(3) as hosts, commands(tmp_path_factory.mktemp("listeners")) as speedo:
-        yield Cluster(speedo, hosts)
-        speedo.stop_all()
+def other_hosts_reach_only_the_documented_block(cluster: Cluster) -> None:
+    ports = set(cluster.ports(cluster.chief))
+    assert {56126, 56127, 56128, 56135} <= ports <= set(BLOCK), f"of the master: {ports}"
+    ports = set(cluster.ports(cluster.member))
+    assert {56127, 56128} <= ports <= set(BLOCK) - {56126, 56135}, f"of the worker's host: {ports}"
 
 
-def test_other_hosts_reach_only_the_documented_block_of_a_master(cluster: Cluster) -> None:
-    ports = cluster.ports(cluster.chief)
-    assert {56126, 56127, 56128, 56135} <= set(ports) <= set(BLOCK), ports
-
-
-def test_other_hosts_reach_only_the_documented_block_of_a_worker_host(cluster: Cluster) -> None:
-    ports = cluster.ports(cluster.member)
-    assert {56127, 56128} <= set(ports) <= set(BLOCK) - {56126, 56135}, ports
-
-
-def test_each_open_port_refuses_a_stranger(cluster: Cluster) -> None:
+def each_open_port_refuses_a_stranger(cluster: Cluster) -> None:
     unimplemented = 12  # another service than the port's
     found = {**cluster.answers(cluster.chief), **cluster.answers(cluster.member)}
     assert len(found) >= 8
@@ -79,41 +68,45 @@ def test_each_open_port_refuses_a_stranger(cluster: Cluster) -> None:
         assert answers in ([unimplemented, UNAUTHENTICATED], [401], ["-NOAUTH"]), (port, answers)
 
 
-def test_the_stranger_would_notice_an_open_door(
+def the_stranger_would_notice_an_open_door(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same calls with the token are answered, so the test above can fail."""
+    """The same calls with the token are answered, so the check above can fail."""
     monkeypatch.setenv("STRANGER_TOKEN", TOKEN)
     answers = cluster.answers(cluster.chief)
+    monkeypatch.delenv("STRANGER_TOKEN")
     assert [port for port in (56126, 56127, 56128) if 0 not in answers[port]] == []
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        ({"SPEEDO_TOKEN": "f" * 64}, "refused our token: copy the token file"),
-        ({}, "there is no token at"),
-        ({"SPEEDO_TOKEN": "f" * 64, **CARELESS}, "refused our token"),
-    ],
-    ids=["wrong-secret", "no-secret", "wrong-secret-and-careless-ray"],
-)
-def test_a_worker_without_the_secret_is_refused_in_a_sentence(
-    cluster: Cluster, environment: dict[str, str], words: str
-) -> None:
+WITHOUT_THE_SECRET: dict[str, tuple[dict[str, str], str]] = {
+    "a wrong secret": (
+        {"SPEEDO_TOKEN": "f" * 64},
+        "refused our token: copy the token file",
+    ),
+    "no secret": ({}, "there is no token at"),
+    "a wrong secret and a careless Ray": (
+        {"SPEEDO_TOKEN": "f" * 64, **CARELESS},
+        "refused our token",
+    ),
+}
+
+
+def a_worker_without_the_secret_is_refused_in_a_sentence(cluster: Cluster, what: str) -> None:
+    environment, words = WITHOUT_THE_SECRET[what]
     process = cluster.speedo.start(
         *("worker", "--master", cluster.chief.address, "--timeout", "2"),
         environment=environment,
         inside=cluster.stranger.inside,
     )
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1, errors
+    assert process.returncode == 1, f"{what}: {errors}"
     told = [line for line in errors.splitlines() if line.startswith("speedo: ")]
-    assert len(told) == 1, errors
-    assert words in told[0]
-    assert "Traceback" not in errors
+    assert len(told) == 1, f"{what}: {errors}"
+    assert words in told[0], what
+    assert "Traceback" not in errors, what
 
 
-def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Cluster) -> None:
+def a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Cluster) -> None:
     """Ray may open more ports in the first hundred meanwhile: the scan before does not bound it."""
     process = cluster.speedo.start(
         *("worker", "--master", cluster.chief.address),
@@ -129,14 +122,15 @@ def test_a_second_worker_command_of_a_host_takes_the_next_hundred(cluster: Clust
     assert process.returncode == 143
 
 
-def test_train_listens_on_loopback_alone(tmp_path: Path) -> None:
-    with network(2) as (here, there), commands(tmp_path) as speedo:
-        problem = str(write_problem(tmp_path / "problem"))
-        speedo.start(
-            *("train", problem, "--workers", "1", *LONG), environment=CARELESS, inside=here.inside
-        )
-        wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":3,', 90)
-        # Three of Ray's head, Redis, command, master and worker; the tester's may be still to come.
-        assert len(json.loads(here.python("tests.hosts.scan", "127.0.0.1"))) >= 7
-        assert json.loads(there.python("tests.hosts.scan", here.address)) == []
+def test_other_hosts_reach_the_documented_ports_alone_and_get_nothing_there_without_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with network(3) as hosts, commands(tmp_path) as speedo:
+        cluster = Cluster(speedo, hosts)
+        other_hosts_reach_only_the_documented_block(cluster)
+        each_open_port_refuses_a_stranger(cluster)
+        the_stranger_would_notice_an_open_door(cluster, monkeypatch)
+        for what in WITHOUT_THE_SECRET:
+            a_worker_without_the_secret_is_refused_in_a_sentence(cluster, what)
+        a_second_worker_command_of_a_host_takes_the_next_hundred(cluster)
         speedo.stop_all()

@@ -1,4 +1,4 @@
-"""What another user of the machine gets of runs that train there: nothing."""
+"""What another user of the machine, and another host, get of runs that train there: nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pytest
 
 from tests.support.commands import Commands, commands, wait_for_line
 from tests.support.left_behind import short_folder
-from tests.support.network import ROOT, network
+from tests.support.network import ROOT, Host, network
 from tests.support.sabotaged_net import write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe, pytest.mark.slow]
+# What would have Ray take everybody, were it heeded.
+CARELESS = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": "/dev/null"}
 NOBODY = "65533"
 TOKEN = "fedcba9876543210" * 4
 LONG = ("--mode", "async", "--workers", "1", "--max-iter", "1000000", "--test-interval", "0")
@@ -54,7 +56,9 @@ def as_nobody(*places: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Path) -> None:
+def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host_and_other_hosts_reach_no_run(
+    place: Path,
+) -> None:
     """All the time, while they start, train and end; and an open door, left on purpose, is found."""
     temporary, work, tools = open_folder(place / "t"), place / "work", place / "tools"
     work.mkdir()
@@ -68,11 +72,15 @@ def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Pa
     (place / "problem").chmod(0o700)
     hidden = {"TMPDIR": str(temporary), "SPEEDO_RUNTIME_DIR": "", "SPEEDO_TOKEN": TOKEN}
     with (
-        network(2) as (chief, member),
+        network(3) as (chief, member, alone),
         commands(work) as speedo,
         as_nobody(tools, temporary, work, Path("/dev/shm")) as neighbour,
     ):
-        one = speedo.start("train", problem, *LONG, "--run-dir", "runs/one", environment=hidden)
+        one = speedo.start(
+            *("train", problem, *LONG, "--run-dir", "runs/one"),
+            environment={**hidden, **CARELESS},
+            inside=alone.inside,
+        )
         two = speedo.start(
             *("master", problem, *LONG, "--host", chief.address, "--run-dir", "runs/two"),
             environment=hidden,
@@ -83,6 +91,7 @@ def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Pa
         )
         for run in ("one", "two"):
             wait_for_line(work / "runs" / run / "metrics.jsonl", '"version":3,', 90)
+        listens_on_loopback_alone(alone, chief)
         assert neighbour.poll() is None
         seen_folders = sorted(folder.name.rsplit("-", 1)[0] for folder in temporary.iterdir())
         speedo_stops(speedo, work, hidden)
@@ -100,6 +109,12 @@ def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host(place: Pa
     ours = (str(tools), str(door))
     assert [one for one in found["taken"] if not one[1].startswith(ours)] == []
     assert TOKEN not in "".join(found["seen"])
+
+
+def listens_on_loopback_alone(host: Host, other: Host) -> None:
+    # Three of Ray's head, Redis, command, master and worker; the tester's may be still to come.
+    assert len(json.loads(host.python("tests.hosts.scan", "127.0.0.1"))) >= 7
+    assert json.loads(other.python("tests.hosts.scan", host.address)) == []
 
 
 def speedo_stops(speedo: Commands, work: Path, environment: dict[str, str]) -> None:

@@ -66,3 +66,8 @@ def order(solver: Path, *lines: str) -> None:
     temporary = file.with_suffix(".new")
     temporary.write_text("".join(f"{line}\n" for line in lines))
     temporary.replace(file)
+
+
+def slow_down(solver: Path, workers: int, seconds: float = 0.1) -> None:
+    """Let workers 0, 1 and so on rest so long in each step: a run that waits for a test takes hardly a core then."""
+    order(solver, *(f"{number} sleep {seconds}" for number in range(workers)))
