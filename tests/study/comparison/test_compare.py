@@ -18,9 +18,12 @@ from speedo.watch.report.run_history import read_history
 from tests.support.commands import commands, wait_for_line
 from tests.support.nets import LENET, net_text, records, write_data, write_lmdb, write_solver
 
-pytestmark = [pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow]
+pytestmark = [
+    *(pytest.mark.caffe, pytest.mark.ray, pytest.mark.redis, pytest.mark.slow),
+    pytest.mark.usefixtures("forked_python"),
+]
 
-EPOCHS = 150  # of 64 records in batches of 8: 1,200 iterations
+EPOCHS = 50  # of 64 records in batches of 8: 400 iterations
 LONGER = 8  # times as many of the mode: a run that ends long after a late signal
 
 
