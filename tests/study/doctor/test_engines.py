@@ -65,6 +65,7 @@ def test_a_device_that_the_run_wants_must_be_there(found: Torch, device: str, le
 
 @pytest.mark.torch
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 def test_the_doctor_builds_the_net_with_the_engine_that_is_asked_for() -> None:
     told = CliRunner().invoke(main, ["doctor", "--engine", "torch", "--device", "cpu", "--json"])
     found = {one["name"]: one for one in json.loads(told.output)["checks"]}

@@ -73,6 +73,7 @@ def levels(*findings: Finding) -> list[tuple[str, str]]:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 def test_a_good_node_is_ready_and_stays_as_it_was(home: Path) -> None:
     before = files(home)
     result = typed("../solver.prototxt", "--json")
@@ -86,6 +87,7 @@ def test_a_good_node_is_ready_and_stays_as_it_was(home: Path) -> None:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 def test_data_that_a_run_would_prepare_is_not_prepared(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ def test_data_that_a_run_would_prepare_is_not_prepared(
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 def test_every_mistake_in_a_solver_is_told(home: Path) -> None:
     text = net_text(train="nowhere").replace('"Sigmoid"', '"Sigmiod"')
     write_solver(home, text)
@@ -114,6 +117,7 @@ def test_every_mistake_in_a_solver_is_told(home: Path) -> None:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 def test_what_only_caffe_can_tell_is_told_in_its_words(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +283,7 @@ def test_an_own_redis_with_too_little_room_for_the_workers_is_told() -> None:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 def test_a_port_in_use_matters_to_a_master_alone(home: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -40,6 +40,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
@@ -70,6 +71,7 @@ def test_a_net_is_measured_planned_and_kept(solver: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_the_merge_is_measured_by_the_rule_and_planned_for_the_modes_that_it_goes_with(
     solver: Path, outside: str
@@ -92,6 +94,7 @@ def test_a_rule_that_cannot_be_planned_with_is_told_first(file: Path) -> None:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_messages_come_from_a_run_and_sizes_from_the_compression(
     solver: Path, tmp_path: Path
@@ -110,6 +113,7 @@ def test_messages_come_from_a_run_and_sizes_from_the_compression(
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_a_net_that_caffe_refuses_is_told_in_its_words(solver: Path) -> None:
     net = solver.with_name("net.prototxt")
@@ -219,6 +223,7 @@ def test_a_plan_says_what_goes_as_factors_or_that_it_is_not_known(
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_with_a_given_step_a_net_needs_no_records(tmp_path: Path) -> None:
     """Weights for images of 6 x 6, which the prototxt crops: 6 x 1 x 3 x 3 + 6 and 4 x 24 + 4."""
@@ -242,6 +247,7 @@ def test_with_a_given_step_a_net_needs_no_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.caffe
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.redis
 def test_steps_are_measured_with_the_threads_that_are_asked_for(
     solver: Path, tmp_path: Path
