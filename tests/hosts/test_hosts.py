@@ -12,7 +12,7 @@ import pytest
 from tests.support.commands import Commands, how_loaded, wait_for_line, wait_until
 from tests.support.nets import write_data
 from tests.support.network import Host, limit
-from tests.support.sabotaged_net import write_problem
+from tests.support.sabotaged_net import slow_down, write_problem
 from tests.whole_runs.local import model_made_here
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -86,6 +86,7 @@ def test_worker_hosts_are_refused_killed_and_cut_off_and_another_joins_the_next_
     chief, other, third = hosts
     log = tmp_path / "first" / "metrics.jsonl"
     problem = write_problem(tmp_path / "problem", data="mine", tested=False)
+    slow_down(problem, 5)
     for folder in ("whole", "part"):
         (tmp_path / folder).mkdir()
     (problem.parent / "mine").rename(tmp_path / "whole" / "mine")

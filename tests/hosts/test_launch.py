@@ -23,7 +23,7 @@ from tests.support.forked.commands import virtualenv
 from tests.support.nets import write_data
 from tests.support.network import network
 from tests.support.processes import name_of, words_of
-from tests.support.sabotaged_net import write_problem
+from tests.support.sabotaged_net import slow_down, write_problem
 from tests.support.ssh_hosts import Site, running, site
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -42,7 +42,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Without a test net: no tester starts."""
-    return write_problem(tmp_path_factory.mktemp("small") / "problem", tested=False)
+    made = write_problem(tmp_path_factory.mktemp("small") / "problem", tested=False)
+    slow_down(made, 4)
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,7 @@ def test_a_yaml_file_with_a_server_of_its_own_trains_and_the_logs_of_every_host_
 def test_ctrl_c_stops_the_master_that_tests_and_exports_and_a_host_that_failed_has_its_logs_here(
     hosts: Site, tested_problem: Path, tmp_path: Path
 ) -> None:
+    slow_down(tested_problem, 3)
     words = [*as_poseidons(hosts, tmp_path), str(tested_problem), *ENDLESS]
     process = hosts.launch(words, tmp_path)
     until_it_trains(process)

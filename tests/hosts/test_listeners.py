@@ -10,7 +10,7 @@ import pytest
 from tests.hosts.grpc_call import UNAUTHENTICATED
 from tests.support.commands import Commands, commands, wait_for_line
 from tests.support.network import Host, network
-from tests.support.sabotaged_net import write_problem
+from tests.support.sabotaged_net import slow_down, write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 BLOCK = range(56126, 56226)
@@ -27,10 +27,11 @@ class Cluster:
         self.speedo = speedo
         self.chief, self.member, self.stranger = hosts
         self._ports: dict[str, list[int]] = {}
-        problem = str(write_problem(speedo.folder / "problem"))
+        problem = write_problem(speedo.folder / "problem")
+        slow_down(problem, 2)
         secret = {**CARELESS, "SPEEDO_TOKEN": TOKEN}
         speedo.start(
-            *("master", problem, "--host", self.chief.address, "--workers", "1", *LONG),
+            *("master", str(problem), "--host", self.chief.address, "--workers", "1", *LONG),
             environment=secret,
             inside=self.chief.inside,
         )

@@ -15,7 +15,7 @@ import pytest
 from tests.support.commands import Commands, commands, wait_for_line
 from tests.support.left_behind import short_folder
 from tests.support.network import ROOT, Host, network
-from tests.support.sabotaged_net import write_problem
+from tests.support.sabotaged_net import slow_down, write_problem
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe, pytest.mark.slow]
 # What would have Ray take everybody, were it heeded.
@@ -68,7 +68,9 @@ def test_another_user_gets_nothing_of_a_run_a_master_and_a_worker_host_and_other
     door.chmod(0o777)
     (door / "key").write_text("x")
     (door / "key").chmod(0o666)
-    problem = str(write_problem(place / "problem"))
+    solver = write_problem(place / "problem")
+    slow_down(solver, 1)
+    problem = str(solver)
     (place / "problem").chmod(0o700)
     hidden = {"TMPDIR": str(temporary), "SPEEDO_RUNTIME_DIR": "", "SPEEDO_TOKEN": TOKEN}
     with (
@@ -129,7 +131,7 @@ def speedo_stops(speedo: Commands, work: Path, environment: dict[str, str]) -> N
 def test_nothing_is_imported_from_a_working_directory_that_others_may_write_to(place: Path) -> None:
     """Modules named as ours, our libraries' and Python's, each of which tells if it is imported."""
     work = open_folder(place / "work")
-    problem = str(write_problem(place / "problem"))
+    problem = str(write_problem(place / "problem", tested=False))
     trap = f"open({str(place / 'sprung')!r}, 'a').write(__name__ + '\\n')\n"
     libraries = ("caffe", "lmdb", "numpy", "psutil", "pydantic", "ray", "redis", "six", "yaml")
     for name in (*libraries, "speedo", "sitecustomize", "usercustomize", "json", "struct"):
