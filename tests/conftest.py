@@ -17,8 +17,10 @@ from speedo.engines.caffe_import import prepare_environment
 from tests.faults.rows import (
     EVERY,
     Finding,
+    Findings,
     Tried,
-    fault_of,
+    engine_of,
+    faults_of,
     is_wanted,
     mode_of,
     write_down,
@@ -153,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=WITHOUT_TORCH))
 
 
-FINDING = pytest.StashKey[Finding]()
+FINDINGS = pytest.StashKey[Findings]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -163,10 +165,16 @@ def pytest_runtest_makereport(
     report = yield
     mark = item.get_closest_marker("faults")
     if mark is not None and (report.when == "call" or report.failed):
-        found = item.stash.get(FINDING, Finding())
-        note = found.note if report.passed else f"{report.when}: {_last_line(report)}"
-        number, fault = fault_of(item)
-        write_down(Tried(number, fault, mode_of(item), report.outcome, found.seconds, note))
+        faults = faults_of(item)
+        findings = item.stash.get(FINDINGS, Findings(faults))
+        for fault, number in faults.items():
+            found = findings.found[fault]
+            outcome = report.outcome
+            if outcome == "failed" and report.when == "call":
+                outcome = findings.outcome(fault)
+            note = found.note if outcome == "passed" else f"{report.when}: {_last_line(report)}"
+            engine = ", PyTorch engine" if engine_of(item) == "torch" else ""
+            write_down(Tried(number, fault + engine, mode_of(item), outcome, found.seconds, note))
     return report
 
 
@@ -176,9 +184,17 @@ def _last_line(report: pytest.TestReport) -> str:
 
 
 @pytest.fixture
-def finding(request: pytest.FixtureRequest) -> Finding:
-    request.node.stash[FINDING] = Finding()
-    return request.node.stash[FINDING]
+def findings(request: pytest.FixtureRequest) -> Findings:
+    made = Findings(faults_of(request.node))
+    request.node.stash[FINDINGS] = made
+    return made
+
+
+@pytest.fixture
+def finding(findings: Findings) -> Finding:
+    """Of a test that tries one fault."""
+    (only,) = findings.found.values()
+    return only
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the list of all that was skipped

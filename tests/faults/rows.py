@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -34,6 +35,21 @@ def row(
 
     `torch` and `usual_torch` are the same for the engine on PyTorch, in lines of their own in the report.
     """
+    return scenario({fault: number}, modes, usual, torch=torch, usual_torch=usual_torch)
+
+
+def scenario(
+    faults: dict[str, int],
+    modes: tuple[str, ...] = MODES,
+    usual: str | None = None,
+    *,
+    torch: tuple[str, ...] = (),
+    usual_torch: str | None = None,
+) -> Callable[[Test], Test]:
+    """Several faults in a row in one run, each with the number of its row and a line of its own in the report.
+
+    The test tells which it tries, with `tries` of the fixture `findings`. The rest is as for `row`.
+    """
     assert usual is None or usual in modes
     assert usual_torch is None or usual_torch in torch
     tried = [
@@ -46,7 +62,7 @@ def row(
             pytest.mark.parametrize(("mode", "engine"), tried)
             if torch
             else pytest.mark.parametrize("mode", modes),
-            pytest.mark.faults(number, fault, usual={"caffe": usual, "torch": usual_torch}),
+            pytest.mark.faults(faults, usual={"caffe": usual, "torch": usual_torch}),
             pytest.mark.timeout(LONGEST_S),
         ):
             test = one(test)
@@ -71,11 +87,10 @@ def engine_of(item: pytest.Item) -> str:
     return str(item.callspec.params.get("engine", "caffe"))  # type: ignore[attr-defined]
 
 
-def fault_of(item: pytest.Item) -> tuple[int, str]:
-    """The number and the text of a test's row."""
+def faults_of(item: pytest.Item) -> dict[str, int]:
+    """The faults that a test tries, each with the number of its row."""
     (mark,) = item.iter_markers("faults")
-    number, fault = mark.args
-    return number, f"{fault}, PyTorch engine" if engine_of(item) == "torch" else fault
+    return dict(mark.args[0])
 
 
 @dataclass
@@ -88,6 +103,30 @@ class Finding:
     def recovered(self, seconds: float) -> None:
         """One more recovery; the longest counts."""
         self.seconds = round(max(seconds, self.seconds or 0.0), 2)
+
+
+class Findings:
+    """What a test found of each of its faults."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.found = {fault: Finding() for fault in faults}
+        self.ended: set[str] = set()
+        self._failed = False
+
+    @contextmanager
+    def tries(self, fault: str) -> Iterator[Finding]:
+        """The run meets this fault; if an assertion fails meanwhile, pytest shows which it was."""
+        try:
+            yield self.found[fault]
+        except Exception as error:
+            self._failed = True
+            error.add_note(f"while this fault was tried: {fault}")
+            raise
+        self.ended.add(fault)
+
+    def outcome(self, fault: str) -> str:
+        """Of a test that failed: what held before another fault failed stands; what fails outside of all fails all."""
+        return "passed" if self._failed and fault in self.ended else "failed"
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,11 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # the server is away
+                    client.close()
+                    continue
                 self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()

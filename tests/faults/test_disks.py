@@ -13,7 +13,7 @@ import pytest
 from speedo.actors.death_causes import SILENT
 from speedo.watch.control_socket import RunSocket
 from speedo.watch.status import LOG_BACK
-from tests.faults.rows import Finding, row
+from tests.faults.rows import Finding, Findings, row, scenario
 from tests.faults.running import GAP_S, HANG_S, Run
 from tests.support.commands import Commands, interrupt
 from tests.support.disks import fill, is_full, mount, read_only, small_disk
@@ -21,46 +21,6 @@ from tests.support.invariants import check_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 OFTEN = ("--checkpoint-interval", "1")
-
-
-def fails_and_goes_on(
-    speedo: Commands, problem: Path, mode: str, finding: Finding, *, full: bool
-) -> None:
-    """The run says that it has no checkpoint, goes on, and writes one when it can."""
-    folder = speedo.folder / "run" / "checkpoints"
-    with small_disk(folder, "200k" if full else "64m"):
-        if not full:
-            mount("-o", "remount,ro", str(folder))
-        run = Run(speedo, problem, mode, *OFTEN)
-        run.wait_for(lambda: run.lines("checkpoint"))
-        since = time.monotonic()
-        finding.recovered(run.recovery(since))
-        assert list(folder.iterdir()) == []
-        mount("-o", "remount,rw,size=64m", str(folder))
-        run.wait_for(lambda: run.lines("checkpoint")[-1]["problem"] is None)
-        assert list(folder.glob("*.checkpoint"))
-        run.goes_on()
-        lines = run.stop_and_check()
-        first = next(line for line in lines if line["event"] == "checkpoint")
-        reason = "No space left" if full else "Read-only file system"
-        assert reason in first["problem"]
-        assert "make room there or make it writable" in first["problem"]
-        assert reason in run.log()
-        finding.note = "reported; training continued; written when there was room"
-
-
-@row(13, "checkpoint on a full disk", usual="partial")
-def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    fails_and_goes_on(speedo, problem, mode, finding, full=True)
-
-
-@row(13, "checkpoint on a read-only disk")
-def test_a_read_only_disk_costs_the_checkpoint_and_not_the_run(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    fails_and_goes_on(speedo, problem, mode, finding, full=False)
 
 
 @row(13, "newest checkpoint torn")
@@ -130,50 +90,85 @@ def ends_elsewhere(run: Run, home: Path, reason: str) -> dict[str, Any]:
     return result
 
 
-@row(13, "run directory on a disk that is full for a while", usual="async")
-def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    disk = speedo.folder / "disk"
-    with small_disk(disk, "64m"):
-        run = Run(speedo, problem, mode, *OFTEN, name="disk/run")
-        run.has_begun()
-        taken = fill(disk)
-        run.wait_for(lambda: log_waits(run))
-        assert is_full(disk)
-        since, before = time.monotonic(), status(run)["version"]
-        run.wait_for(lambda: status(run)["version"] > before)
-        finding.recovered(time.monotonic() - since)
-        run.workers()[0].kill()
-        run.wait_for(lambda: status(run)["workers"][0]["away"])
-        run.wait_for(lambda: not status(run)["workers"][0]["away"])  # its log met the full disk
-        taken.unlink()
-        run.wait_for(lambda: run.lines("left"))
-        run.goes_on()
-        assert status(run)["log_problem"] == ""
-        run.stop_and_check()
-        assert [line["cause"] for line in run.lines("left")][:1] == [SILENT]
-        assert "warning: " in run.log()
-        assert LOG_BACK in run.log()
-        result = json.loads((run.dir / "result.json").read_text())
-        assert (result["problems"], result["log_lines_lost"]) == ([], 0)
-    finding.note = "reported; every line is there; a worker was restarted meanwhile"
+NO_ROOM = "checkpoint on a full disk"
+NOT_WRITABLE = "checkpoint on a read-only disk"
+FOR_A_WHILE = "run directory on a disk that is full for a while"
+FOR_GOOD = "run directory on a disk that stays full"
 
 
-@row(13, "run directory on a disk that stays full", usual="async")
-def test_a_disk_that_stays_full_costs_no_output(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
+@scenario(dict.fromkeys((NO_ROOM, NOT_WRITABLE, FOR_A_WHILE, FOR_GOOD), 13), usual="async")
+def test_disks_that_take_nothing_cost_no_run_and_no_output(
+    speedo: Commands, problem: Path, mode: str, findings: Findings
 ) -> None:
+    """First the disk of the checkpoints, then that of the run's directory."""
     disk, home = speedo.folder / "disk", speedo.folder / "home"
+    folder = disk / "run" / "checkpoints"
     home.mkdir()
-    with small_disk(disk, "64m"):
+    with small_disk(disk, "64m"), small_disk(folder, "200k"):
         run = Run(speedo, problem, mode, *OFTEN, name="disk/run", environment={"HOME": str(home)})
-        run.has_begun()
-        fill(disk)
-        run.wait_for(lambda: log_waits(run))
-        result = ends_elsewhere(run, home, "No space left on device")
-        assert f"lines of {run.dir / 'metrics.jsonl'} could not be written" in result["problems"][1]
-    finding.note = "model, result and the last lines of the log kept in the home folder; status 4"
+        with findings.tries(NO_ROOM) as finding:
+            has_no_checkpoint(run, "No space left", set(), finding)
+            has_room_again(run)
+        with findings.tries(NOT_WRITABLE) as finding:
+            mount("-o", "remount,ro", str(folder))
+            has_no_checkpoint(run, "Read-only file system", set(folder.iterdir()), finding)
+            has_room_again(run)
+        with findings.tries(FOR_A_WHILE) as finding:
+            full_for_a_while(run, disk, finding)
+        with findings.tries(FOR_GOOD) as finding:
+            fill(disk)
+            run.wait_for(lambda: log_waits(run))
+            result = ends_elsewhere(run, home, "No space left on device")
+            lost = f"lines of {run.dir / 'metrics.jsonl'} could not be written"
+            assert lost in result["problems"][1]
+            finding.note = (
+                "model, result and the last lines of the log kept in the home folder; status 4"
+            )
+
+
+def has_no_checkpoint(run: Run, reason: str, there: set[Path], finding: Finding) -> None:
+    """It says so with the reason, and goes on; no file but those that were there."""
+
+    def told() -> list[str]:
+        return [line["problem"] or "" for line in run.lines("checkpoint")]
+
+    run.wait_for(lambda: any(reason in one for one in told()))
+    finding.recovered(run.recovery(time.monotonic()))
+    first = next(one for one in told() if reason in one)
+    assert "make room there or make it writable" in first
+    assert set((run.dir / "checkpoints").iterdir()) == there
+    run.wait_for(lambda: reason in run.log())
+    finding.note = "reported; training continued; written when there was room"
+
+
+def has_room_again(run: Run) -> None:
+    """A checkpoint is written, and training continues."""
+    folder = run.dir / "checkpoints"
+    mount("-o", "remount,rw,size=64m", str(folder))
+    run.wait_for(lambda: run.lines("checkpoint")[-1]["problem"] is None)
+    assert list(folder.glob("*.checkpoint"))
+    run.goes_on()
+
+
+def full_for_a_while(run: Run, disk: Path, finding: Finding) -> None:
+    """What the disk did not take is written when there is room."""
+    taken = fill(disk)
+    run.wait_for(lambda: log_waits(run))
+    assert is_full(disk)
+    since, before = time.monotonic(), status(run)["version"]
+    run.wait_for(lambda: status(run)["version"] > before)
+    finding.recovered(time.monotonic() - since)
+    run.workers()[0].kill()
+    run.wait_for(lambda: status(run)["workers"][0]["away"])
+    run.wait_for(lambda: not status(run)["workers"][0]["away"])  # its log met the full disk
+    taken.unlink()
+    run.wait_for(lambda: run.lines("left"))
+    run.goes_on()
+    assert status(run)["log_problem"] == ""
+    assert [line["cause"] for line in run.lines("left")][:1] == [SILENT]
+    assert "warning: " in run.log()
+    assert LOG_BACK in run.log()
+    finding.note = "reported; every line is there; a worker was restarted meanwhile"
 
 
 @row(13, "run directory read-only at the end")

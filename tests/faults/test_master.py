@@ -6,12 +6,13 @@ import itertools
 import json
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.faults.rows import MODES, WITH_TORCH, Finding, row
+from tests.faults.rows import WITH_TORCH, Finding, Findings, row, scenario
 from tests.faults.running import HANG_S, STEPS_OF_THE_END, Run, stand_still
 from tests.support.commands import Commands, free_port
 from tests.support.invariants import TICKETS_OF_AN_EPOCH, Line, epochs_of
@@ -140,36 +141,27 @@ def test_workers_join_a_resumed_master_by_themselves(
 
 def check_taken_over(run: Run, times: int, finding: Finding) -> None:
     """So many masters have followed each other; the workers have stayed, and what was published is not undone."""
-    processes = {line["worker"]: line["process"] for line in run.lines("joined")}
+    processes = workers_of(run.lines())
     lines = run.stop_and_check()
+    assert len(epochs_of(lines)) == times + 1
+    assert workers_of(lines) == processes
+    are_followed(run, finding)
+
+
+def are_followed(run: Run, finding: Finding) -> None:
+    """The masters so far have each begun with what was published before, and with the workers that were there."""
+    lines = run.lines()
     epochs = epochs_of(lines)
-    assert [epoch.number for epoch in epochs] == list(range(times + 1))
-    assert {
-        (line["worker"], line["process"]) for line in lines if line["event"] == "joined"
-    } == set(processes.items())
+    assert [epoch.number for epoch in epochs] == list(range(len(epochs)))
+    assert len(workers_of(lines)) == len({worker for worker, _ in workers_of(lines)})
     for before, after in itertools.pairwise(epochs):
         assert after.version >= max(line["version"] for line in before.results("merged"))
     finding.note = "no version undone, no worker's process ended"
 
 
-@row(
-    3,
-    "master killed at every point, another one takes over each time",
-    usual="async",
-    torch=WITH_TORCH,
-)
-def test_another_master_takes_over_at_every_point(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    points = [f"{point}@{3 if point == POINTS[3] else 50}" for point in POINTS]
-    environment = {
-        "SPEEDO_FAILPOINT": " ".join(points),
-        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "done"),
-    }
-    run = Run(speedo, problem, mode, *OFTEN, environment=environment)
-    run.wait_for(lambda: len(run.lines("resumed")) == len(POINTS), RESUMED_S)
-    run.goes_on(30)
-    check_taken_over(run, len(POINTS), finding)
+def workers_of(lines: list[Line]) -> set[tuple[int, int]]:
+    """Each worker that has joined, with its process."""
+    return {(line["worker"], line["process"]) for line in lines if line["event"] == "joined"}
 
 
 @row(
@@ -244,32 +236,6 @@ def test_a_master_that_hangs_is_replaced(
     check_taken_over(run, 1, finding)
 
 
-@row(3, "master killed right after it took `speedo stop`: the next one stops, too", usual="async")
-def test_a_stop_outlives_the_master_that_took_it(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    done = speedo.folder / "done"
-    environment = {
-        "SPEEDO_FAILPOINT": POINTS[3],  # the only checkpoint is that of the end
-        "SPEEDO_FAILPOINT_DONE": str(done),
-    }
-    run = Run(speedo, problem, mode, "--checkpoint-interval", "0", environment=environment)
-    run.has_begun(50)
-    since = time.monotonic()
-    stop = speedo.start("stop", "--run", str(run.dir))
-    said = run.ends(3)
-    finding.recovered(time.monotonic() - since)
-    _, errors = stop.communicate(timeout=HANG_S)
-    assert stop.returncode == 0, errors
-    assert done.exists()
-    assert "another master has taken over" in said
-    result = json.loads((run.dir / "result.json").read_text())
-    assert result["reason"] == "stopped by `speedo stop`"
-    assert len(result["master_restarts"]) == 1
-    lines = run.check()
-    assert [epoch.number for epoch in epochs_of(lines)] == [0, 1]
-
-
 def stopped(processes: list[psutil.Process]) -> None:
     for process in processes:
         try:
@@ -278,12 +244,56 @@ def stopped(processes: list[psutil.Process]) -> None:
             continue
 
 
-@row(4, "an old master revives after another has taken its run over", MODES, usual="async")
-def test_an_old_master_that_revives_is_fenced(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
+AT_EVERY_POINT = "master killed at every point, another one takes over each time"
+REVIVED = "an old master revives after another has taken its run over"
+STOPPING = "master killed right after it took `speedo stop`: the next one stops, too"
+
+
+@scenario({AT_EVERY_POINT: 3, REVIVED: 4, STOPPING: 3}, usual="async", torch=WITH_TORCH)
+def test_a_run_has_one_master_after_the_other_and_never_two(
+    speedo: Commands, problem: Path, mode: str, findings: Findings
 ) -> None:
-    run = Run(speedo, problem, mode, *OFTEN)
-    run.has_begun(50)
+    """Killed at each point; stopped until another command has taken over; killed when it was told to stop."""
+    points = [f"{point}@{3 if point == POINTS[3] else 50}" for point in POINTS]
+    environment = {
+        "SPEEDO_FAILPOINT": " ".join(points),
+        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "done"),
+    }
+    run = Run(speedo, problem, mode, *OFTEN, environment=environment)
+    with findings.tries(AT_EVERY_POINT) as finding:
+        run.wait_for(lambda: len(run.lines("resumed")) == len(POINTS), RESUMED_S)
+        run.goes_on(30)
+        are_followed(run, finding)
+    with findings.tries(REVIVED) as finding:
+        is_fenced(run, finding)
+    with findings.tries(STOPPING) as finding:
+        ends_all_the_same(run, finding)
+    lines = run.check()
+    epochs = epochs_of(lines)
+    assert [epoch.number for epoch in epochs] == list(range(len(POINTS) + 3))
+    by_command = len(POINTS) + 1
+    own = {line["ticket"] // TICKETS_OF_AN_EPOCH for line in epochs[by_command].results()}
+    assert own == {by_command}, "what the old master had handed out was merged"
+
+
+def ends_all_the_same(run: Run, finding: Finding) -> None:
+    """Its only checkpoint is that of the end, and there it is killed."""
+    since = time.monotonic()
+    stop = run.speedo.start("stop", "--run", str(run.dir))
+    said = run.ends(3)
+    finding.recovered(time.monotonic() - since)
+    _, errors = stop.communicate(timeout=HANG_S)
+    assert stop.returncode == 0, errors
+    assert (run.speedo.folder / "stopped").exists()
+    assert "another master has taken over" in said
+    result = json.loads((run.dir / "result.json").read_text())
+    assert result["reason"] == "stopped by `speedo stop`"
+    assert len(result["master_restarts"]) == 1
+
+
+def is_fenced(run: Run, finding: Finding) -> None:
+    """All of it is stopped, another command takes the run over, and the old one ends when it wakes."""
+    speedo, before = run.speedo, len(run.lines("resumed"))
     run.wait_for(lambda: run.lines("checkpoint"))
     old, theirs = run.process, speedo.left()
     stopped(theirs)
@@ -295,24 +305,23 @@ def test_an_old_master_that_revives_is_fenced(
             said
         )
     since = time.monotonic()
-    run.resume("--take-over")
-    run.wait_for(lambda: run.lines("resumed"), RESUMED_S)
-    run.wait_for(lambda: run.merged_after(run.lines("resumed")[0]), RESUMED_S)
+    environment = {
+        "SPEEDO_FAILPOINT": POINTS[3],
+        "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "stopped"),
+    }
+    run.resume("--take-over", "--checkpoint-interval", "0", environment=environment)
+    run.wait_for(lambda: len(run.lines("resumed")) > before, RESUMED_S)
+    run.wait_for(lambda: run.merged_after(run.lines("resumed")[-1]), RESUMED_S)
     finding.recovered(time.monotonic() - since)
     kept = {path: path.read_bytes() for path in run.dir.glob("*.json")}
     for process in theirs:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.resume()
-        except psutil.NoSuchProcess:
-            continue
     woken = time.monotonic()
     _, errors = old.communicate(timeout=HANG_S)
     assert old.returncode == 3, errors
-    assert "another master has resumed this run (its epoch is 1, ours 0)" in errors
+    ours = f"its epoch is {before + 1}, ours {before}"
+    assert f"another master has resumed this run ({ours})" in errors
     finding.note = f"the old master ended {time.monotonic() - woken:.1f} s after it woke"
     assert kept == {path: path.read_bytes() for path in run.dir.glob("*.json")}
     run.goes_on(30)
-    lines = run.stop_and_check()
-    (first, second) = epochs_of(lines)
-    assert first.number == 0
-    assert {line["ticket"] // TICKETS_OF_AN_EPOCH for line in second.results()} == {1}

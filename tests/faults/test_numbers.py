@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rows import WITH_TORCH, Finding, row
+from tests.faults.rows import WITH_TORCH, Finding, Findings, row, scenario
 from tests.faults.running import Run, stand_still
 from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands
@@ -19,57 +19,49 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STRIKES = 3
 
 
-def poisoned(
-    speedo: Commands, problem: Path, mode: str, finding: Finding, factor: str, reason: str
+NONSENSE = {
+    "NaN in a worker's gradients": ("nan", "not finite"),
+    "infinity in a worker's gradients": ("inf", "not finite"),
+    "gradients of absurd size": ("1e10", "its norm is"),
+}
+
+
+@scenario(dict.fromkeys(NONSENSE, 11), usual="easgd", torch=(*WITH_TORCH, "easgd"))
+def test_nonsense_is_refused_before_it_is_merged(
+    speedo: Commands, problem: Path, mode: str, findings: Findings
 ) -> None:
-    """Worker 1's gradients are multiplied; none of it is merged, and it is set aside."""
+    """Worker 1's gradients are multiplied; none of it is merged, and it is set aside. Its successor is the next."""
     run = Run(speedo, problem, mode)
     run.has_begun(60)
-    usual = [line["loss"] for line in run.merged()[-40:]]
+    usual = statistics.mean(line["loss"] for line in run.merged()[-40:])
+    for times, (fault, (factor, reason)) in enumerate(NONSENSE.items(), start=1):
+        with findings.tries(fault) as finding:
+            poisoned(run, problem, times, factor, reason, usual, finding)
+    run.stop_and_check()
+    run.failed_first("worker 1", "not finite")
+
+
+def poisoned(
+    run: Run, problem: Path, times: int, factor: str, reason: str, usual: float, finding: Finding
+) -> None:
     order(problem, f"1 scale {factor}")
     since = time.monotonic()
     finding.recovered(run.recovery(since))
-    run.wait_for(lambda: run.lines("set-aside"))
+    run.wait_for(lambda: len(run.lines("set-aside")) == times)
     order(problem)  # its successor, which may be there at once, is sound
     finding.note = f"set aside in {time.monotonic() - since:.1f} s, after {STRIKES} refusals"
-    run.wait_for(lambda: run.merged(1, 2))
+    (*_, aside) = run.lines("set-aside")
+    run.wait_for(lambda: any(line["worker"] == 1 for line in run.merged_after(aside)))
     run.goes_on(60)
-    lines = run.stop_and_check()
-    refused = [line for line in lines if line.get("decision") == "refused"]
-    assert [line["worker"] for line in refused] == [1] * STRIKES
-    assert all(reason in line["reason"] for line in refused), refused
+    refused = run.results("refused")
+    assert [line["worker"] for line in refused] == [1] * STRIKES * times
+    assert all(reason in line["reason"] for line in refused[-STRIKES:]), refused
+    assert reason in aside["reason"]
     assert "worker 1" in run.log()
-    run.failed_first("worker 1", reason)
-    after = [line["loss"] for line in lines if line.get("decision") == "merged"][-60:]
+    after = [line["loss"] for line in run.merged()[-60:]]
     # Had one been merged, the loss would be out of all proportion, or not a number. One worker's records alone may well
     # have twice the loss: how far the two had come is up to the machine.
-    assert statistics.mean(after) < 5 * statistics.mean(usual)
-
-
-@row(
-    11,
-    "NaN in a worker's gradients",
-    usual="easgd",
-    torch=(*WITH_TORCH, "easgd"),
-)
-def test_nan_is_refused_before_it_is_merged(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    poisoned(speedo, problem, mode, finding, "nan", "not finite")
-
-
-@row(11, "infinity in a worker's gradients", torch=WITH_TORCH)
-def test_infinity_is_refused_before_it_is_merged(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    poisoned(speedo, problem, mode, finding, "inf", "not finite")
-
-
-@row(11, "gradients of absurd size", torch=WITH_TORCH)
-def test_a_huge_norm_is_refused_before_it_is_merged(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    poisoned(speedo, problem, mode, finding, "1e10", "its norm is")
+    assert statistics.mean(after) < 5 * usual
 
 
 @row(
