@@ -12,12 +12,10 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
-from speedo.actors.range_copies import Place, RangeCopies
 from speedo.actors.server_actor import ServerOrder
 from speedo.actors.server_calls import Asked, Found, ServerCalls
 from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
-from speedo.exchange.host_centers import RangeCopy
 from speedo.exchange.ranges import Range, ranges_of
 from speedo.exchange.served_vectors import Stores
 from speedo.exchange.vector import Layout
@@ -107,7 +105,6 @@ class RayServers:
     ) -> None:
         self._settings, self._wanted, self._start_s = settings, wanted, start_s
         self._moved, self._trouble = moved, trouble
-        self.copies = RangeCopies(settings.keyspace, settings.compression.center)
         self._layout: Layout | None = None
         self._solver: Recipe | None = None
         self._hosts: dict[str, int] = {}
@@ -330,14 +327,6 @@ class RayServers:
             server.host = min(lately, key=lambda name: load[name])
             server.incarnation += 1
             server.state = "starting"
-
-    def newest_copy(self, index: int, after: int) -> RangeCopy | None:
-        with self._changed:
-            one = self._servers[index]
-            if one.address is None or one.access is None:
-                return None
-            place = Place(one.range, one.address, one.access, one.store)
-        return self.copies.newest(place, after)
 
     def stores(self) -> Sequence[Stores]:
         with self._changed:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from speedo.actors.range_copies import Bring
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_servers import RayServers
 from speedo.actors.server_actor import ServerOrder
@@ -84,15 +82,6 @@ class ServedMaster:
     def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
         """The servers that a host is to run; None while that is not decided."""
         return None if self._servers is None else self._servers.orders(host)
-
-    def tell_copies(self, host: str, newest: Mapping[int, int]) -> tuple[Bring | None, bool]:
-        """Takes which versions of ranges a host has; returns what it is to bring, and whether it asks again soon."""
-        return (None, False) if self._servers is None else self._servers.copies.tell(host, newest)
-
-    def range_brought(self, number: int, problem: str) -> None:
-        """A host has copied a range back to a new server, or could not."""
-        if self._servers is not None:
-            self._servers.copies.brought(number, problem)
 
     def server_joined(
         self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any

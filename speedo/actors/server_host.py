@@ -13,7 +13,6 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from speedo.actors.range_copies import CopyCarrier
 from speedo.actors.ray_errors import raised_by
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.server_actor import ServerActor, ServerOrder
@@ -84,18 +83,15 @@ class ServerHost:
         self._stopping = threading.Event()
         self._decided = False
         self._said = ""
-        self._copies = CopyCarrier(master, settings, name)
         self._watcher = threading.Thread(target=self._watch, name="server-watch", daemon=True)
 
     def start(self) -> None:
         """Do as the master orders, from now on."""
         self._watcher.start()
-        self._copies.start()
 
     def stop(self) -> None:
         """End the servers and their Redis. May be called twice."""
         self._stopping.set()
-        self._copies.stop()
         if self._watcher.ident is not None:
             self._watcher.join(STOP_S)
         for server in list(self._servers.values()):

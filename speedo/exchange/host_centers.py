@@ -4,8 +4,6 @@ A worker that has fetched a version leaves it in memory that the processes of it
 checksum, encoding. Another worker that wants the same version reads it there; one that comes while it is being fetched
 waits for that. Before such a copy is used its server says that it still has this version with the same header, so a
 copy is never older than the store, and its checksum is checked as always. What cannot be had here is fetched.
-
-With servers the same memory saves a range that a server lost together with its store (`newest_copy`).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from speedo.errors import MissingKeyError, PayloadError, StoreError
+from speedo.errors import PayloadError, StoreError
 from speedo.exchange.codecs import Codec
 from speedo.exchange.ranges import Range
 from speedo.exchange.transfer import fetch_vector
@@ -29,7 +27,6 @@ KEPT: Final = 2  # versions of a range
 WAIT_S: Final = 5.0  # for the fetch of another worker, at most
 WAIT_FETCHES: Final = 3.0  # nor longer than this many fetches of one's own
 KEEP_S: Final = 1.0  # for a lock that is held only as long as a copy takes
-SELDOM: Final = 100.0  # a copy that no other worker waits for takes at most this part of the time
 _KEEPING: Final = 0  # the lock for changes of the kept versions; the locks of versions follow
 
 
@@ -47,13 +44,11 @@ class Locks(Protocol):
 class HostCenters:
     """How a worker reaches its host's memory: `open` gives the store and the locks of the range that begins there.
 
-    `far` says of each range whether it comes over a cable; only such are shared. With `saves` a copy of each
-    range is left at times even if nobody shares it, for a server that may be lost.
+    `far` says of each range whether it comes over a cable; only such are shared.
     """
 
     open: Callable[[int], tuple[Store, Locks]]
     far: Sequence[bool]
-    saves: bool = False
     clock: Callable[[], float] = time.monotonic
 
 
@@ -61,11 +56,10 @@ class HostRange:
     """One range of the center in the memory of this host, for one thread at a time."""
 
     def __init__(self, host: HostCenters, index: int, run: str, place: Range, codec: Codec) -> None:
-        self._shares, self._saves, self._clock = host.far[index], host.saves, host.clock
+        self._shares, self._clock = host.far[index], host.clock
         self._run, self._range, self._codec = run, place, codec
         self._store, self._locks = host.open(place.place.start)
         self._fetch_s = WAIT_S  # of the last fetch from the server
-        self._keep_s, self._kept_at = 0.0, float("-inf")
 
     def fetch(
         self,
@@ -81,9 +75,7 @@ class HostRange:
         `alone`: no other worker of this host wants it. Raises what these two raise.
         """
         if alone or not self._shares or not self._locks.have_others():
-            header = from_server()
-            if self._saves and self._clock() >= self._kept_at + SELDOM * self._keep_s:
-                self._keep(header, into)
+            from_server()
             return
         if self._read(version, into, head):
             return
@@ -113,7 +105,6 @@ class HostRange:
 
     def _keep(self, header: Header, vector: Vector) -> None:
         """Leave it for the others, unless newer ones are there. Memory that is full is no reason to fail."""
-        began = self._clock()
         start = self._range.place.start
         with suppress(StoreError), self._locks.held(_KEEPING, KEEP_S) as mine:
             if not mine:
@@ -127,8 +118,6 @@ class HostRange:
                 body = self._codec.body_for(vector)
                 key = keys.copy(self._run, start, header.version)
                 self._store.write(key, header.pack(), body)
-        self._kept_at = self._clock()
-        self._keep_s = self._kept_at - began
 
 
 def versions_of(store: Store, run: str, start: int) -> list[int]:
@@ -145,44 +134,6 @@ def _of_former_masters(store: Store, run: str) -> list[str]:
     return [
         key for key in store.keys(keys.prefix(name)) if -1 < keys.epoch_of(name, key) < int(epoch)
     ]
-
-
-def newest_of_each(store: Store, run: str) -> dict[int, int]:
-    """The newest version of every range in a host's memory, by the value at which it begins. Raises `StoreError`."""
-    stem, newest = keys.all_copies(run), dict[int, int]()
-    for key in store.keys(stem):
-        start, version = map(int, key.removeprefix(stem).split(":"))
-        newest[start] = max(version, newest.get(start, 0))
-    return newest
-
-
-@dataclass(frozen=True, slots=True)
-class RangeCopy:
-    """A range as the memory of a host had it, and which host that was."""
-
-    version: int
-    vector: Vector
-    host: str
-
-
-def newest_copy(
-    hosts: dict[str, Store], run: str, place: Range, codec: Codec, after: int
-) -> RangeCopy | None:
-    """The newest undamaged copy of a range above version `after` in the memory of these hosts. Raises `StoreError`."""
-    start = place.place.start
-    found = [
-        (version, host)
-        for host, store in hosts.items()
-        for version in versions_of(store, run, start)
-        if version > after
-    ]
-    for version, host in sorted(found, key=lambda one: one[0], reverse=True):
-        vector, key = place.layout.zeros(), keys.copy(run, start, version)
-        with suppress(MissingKeyError, PayloadError):
-            header = fetch_vector(hosts[host], key, place.layout, Kind.CENTER, vector, codec)
-            if header.version == version:
-                return RangeCopy(version, vector, host)
-    return None
 
 
 class Alone:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from speedo.exchange.codecs import make_codec
-from speedo.exchange.host_centers import RangeCopy, newest_copy
-from speedo.exchange.ranges import Range
 from speedo.exchange.served_vectors import Stores
 from speedo.master.range_server import RangeServer
 from speedo.master.server_requests import Answer, Request, ServerLost
-from speedo.storage.base import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,6 @@ class LocalServers:
 
     def __init__(self, servers: Sequence[RangeServer]) -> None:
         self.servers = list(servers)
-        self.hosts: dict[str, Store] = {}  # the memory of the workers' hosts
 
     def __len__(self) -> int:
         return len(self.servers)
@@ -54,13 +49,6 @@ class LocalServers:
         self.servers[index] = RangeServer(
             old.run, old.layout, old.store, old.epoch, old.compression, old.clock, old.solver
         )
-
-    def newest_copy(self, index: int, after: int) -> RangeCopy | None:
-        one = self.servers[index]
-        start = sum(each.layout.size for each in self.servers[:index])
-        place = Range(slice(start, start + one.layout.size), one.layout)
-        codec = make_codec(one.compression.center, one.layout)
-        return newest_copy(self.hosts, one.run, place, codec, after)
 
     def stores(self) -> list[Stores]:
         return [Stores(server.store) for server in self.servers]

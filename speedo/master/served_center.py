@@ -22,7 +22,6 @@ from typing import Final
 from speedo.engines.solver_update import History, Recipe
 from speedo.errors import MissingKeyError, StoreError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
-from speedo.exchange.ranges import ranges_of
 from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
 from speedo.master.divergence import DivergenceWatch
@@ -352,10 +351,6 @@ class ServedCenter:
         load = Load(self.version, (*self._published, *self._old, *to_delete))  # for merges to come
         loaded = self.servers.ask_one(index, load)
         oldest = self.version - sum(one.request.count for one in self._ordered)
-        if (loaded is None or (isinstance(loaded, int) and loaded < oldest)) and self._copied(
-            index
-        ):
-            loaded = self.servers.ask_one(index, load)
         if isinstance(loaded, ServerLost):
             return  # which the next question shows
         if isinstance(loaded, int) and loaded >= oldest:
@@ -366,27 +361,6 @@ class ServedCenter:
         for request, _ in self._cleared:
             self.servers.ask_one(index, request)
         self.note(f"server {index} is back, with version {self.version}")
-
-    def _copied(self, index: int) -> bool:
-        """Put the range of a server into its store as a host has it, where that is newer than what the master has.
-
-        The payloads of the merges after it are lost with that store. A solver's history, or what a rule keeps, is in no
-        host's memory.
-        """
-        is_alone = not (self.solver or self._whole.state or (self.rule and self.rule().vectors))
-        found = self.servers.newest_copy(index, self._whole.version) if is_alone else None
-        if found is None:
-            return False
-        self.note(
-            f"warning: server {index} has lost its range with its store: it continues from version {found.version}, "
-            f"which {found.host} has of it; merges lost in this range: {self.version - found.version}"
-        )
-        own = ranges_of(self.layout, len(self.servers))[index].layout
-        with Exchange(self.run, own, [self.servers.stores()[index]]) as exchange:
-            exchange.publish_center(
-                self.version, self.epoch, found.vector
-            )  # nothing is merged again
-        return True
 
     def _go_back(self, index: int) -> None:
         """Nobody has the range of this server: all begin again from the newest center that the master has whole."""

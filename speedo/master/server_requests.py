@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from speedo.exchange.host_centers import RangeCopy
 from speedo.exchange.served_vectors import Stores
 from speedo.messages import Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
@@ -142,10 +141,6 @@ class Servers(Protocol):
 
     def replace(self, index: int, cause: str) -> None:
         """Return once another is in the place of a lost one. Raises `StoreError` if none comes."""
-        ...
-
-    def newest_copy(self, index: int, after: int) -> RangeCopy | None:
-        """The newest copy of the range of a server above version `after` that a host has in its memory, if any."""
         ...
 
     def stores(self) -> Sequence[Stores]:

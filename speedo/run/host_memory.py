@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from speedo.errors import StoreError
-from speedo.exchange.host_centers import HostCenters, newest_of_each
+from speedo.exchange.host_centers import HostCenters
 from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment
 from speedo.run.open_store import this_machine
 from speedo.run.settings import RunSettings
-from speedo.storage import keys
-from speedo.storage.base import Store
 from speedo.storage.shared_memory.folder import MEMORY, SharedMemory, free_in
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
@@ -49,7 +47,7 @@ def host_centers(settings: RunSettings, place: Assignment, layout: Layout) -> Ho
         return None
     machines = [one.machine for one in place.servers] or [settings.near.machine]
     far = [machine != here for machine in machines]
-    return HostCenters(partial(open_range, Path(folder)), far, saves=settings.serves)
+    return HostCenters(partial(open_range, Path(folder)), far)
 
 
 def too_little_memory(settings: RunSettings, needed: int) -> str:
@@ -69,28 +67,3 @@ def open_range(folder: Path, start: int) -> tuple[SharedMemoryStore, SharedLocks
         return SharedMemoryStore(folder), SharedLocks(folder / f".locks.{start}")
     except OSError as error:
         raise StoreError(f"{folder}: {error.strerror or error}") from None
-
-
-class HostCopies:
-    """The centers in a host's memory, as its servers' keeper reads them for the master."""
-
-    def __init__(self, run: str, folder: str) -> None:
-        """`run` is the keyspace; without a `folder` there are no copies."""
-        self._run, self._folder = run, folder
-
-    def newest(self) -> dict[int, int]:
-        """The newest version of every range that is there, by the value at which it begins."""
-        if not self._folder:
-            return {}
-        with closing(SharedMemoryStore(Path(self._folder))) as store, suppress(StoreError):
-            return newest_of_each(store, self._run)
-        return {}
-
-    def copy_to(self, target: Store, start: int, version: int) -> None:
-        """Write such a copy, as it is, into another store. Raises `StoreError`."""
-        key = keys.copy(self._run, start, version)
-        with closing(SharedMemoryStore(Path(self._folder))) as store:
-            _, size = store.read_head(key)
-            body = bytearray(size)
-            head = store.read(key, memoryview(body))
-        target.write(key, head, memoryview(body))

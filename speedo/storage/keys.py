@@ -49,11 +49,6 @@ def copies(run: str, start: int) -> str:
     return f"speedo:{run}:copy:{start}:"
 
 
-def all_copies(run: str) -> str:
-    """The prefix of the copies of all ranges."""
-    return f"speedo:{run}:copy:"
-
-
 def history(run: str, version: int) -> str:
     """A server's part of the solver's history, beside its center of this version."""
     return f"speedo:{run}:history:{version}"

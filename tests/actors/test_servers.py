@@ -227,10 +227,6 @@ def test_what_is_killed_comes_back_and_costs_what_no_worker_has(
     all_merges = merges(folder)
     assert len(set(all_merges)) == len(all_merges) >= done >= 150
     told = re.findall(
-        r"has lost its range with its store: it continues from version (\d+), which here has of it; "
-        r"merges lost in this range: (\d+)",
-        errors,
+        r"has lost its range with its store: the center is reset to version (\d+), ", errors
     )
-    assert len(told) == 2  # of both servers
-    assert all(int(version) >= 50 and int(lost) < 200 for version, lost in told), told
-    assert "goes back" not in errors
+    assert told, errors  # of the first server that is missed: both begin again then

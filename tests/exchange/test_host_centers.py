@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,16 +18,14 @@ import pytest
 from speedo.errors import MissingKeyError
 from speedo.exchange import host_centers
 from speedo.exchange.codecs import Compression, make_codec
-from speedo.exchange.host_centers import HostCenters, newest_copy, versions_of
-from speedo.exchange.ranges import ranges_of, whole
+from speedo.exchange.host_centers import HostCenters, versions_of
+from speedo.exchange.ranges import ranges_of
 from speedo.exchange.served_vectors import Exchange, Stores
-from speedo.exchange.transfer import fetch_vector
-from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
+from speedo.exchange.vector import Blob, Layout, Vector, header_for
 from speedo.messages import Kind
-from speedo.run.host_memory import HostCopies, open_range
+from speedo.run.host_memory import open_range
 from speedo.storage import PrivateRedis, RedisStore, keys
-from speedo.storage.base import Arrived, Store
-from speedo.storage.memory_store import MemoryStore
+from speedo.storage.base import Arrived
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore
@@ -84,8 +81,8 @@ class Host:
         """The servers of all ranges are databases of one Redis."""
         return Counting(self.redis.url[:-1] + str(at))
 
-    def worker(self, *, far: bool = True, saves: bool = False) -> Worker:
-        return Worker(self, far, saves)
+    def worker(self, *, far: bool = True) -> Worker:
+        return Worker(self, far)
 
     def publish(self, version: int, value: float | None = None) -> Vector:
         """Version `version` is published, in the form that workers fetch too; returns it."""
@@ -103,10 +100,10 @@ class Host:
 
 
 class Worker:
-    def __init__(self, host: Host, far: bool, saves: bool) -> None:
+    def __init__(self, host: Host, far: bool) -> None:
         self.stores = [host.range(at) for at in range(host.ranges)]
         self.center = np.zeros(SIZE, np.float32)
-        centers = HostCenters(partial(open_range, host.folder), [far] * host.ranges, saves)
+        centers = HostCenters(partial(open_range, host.folder), [far] * host.ranges)
         self.exchange = Exchange(
             host.run, LAYOUT, [Stores(one) for one in self.stores], host.compression, host=centers
         )
@@ -369,97 +366,6 @@ def test_many_workers_and_versions_at_once_get_what_they_asked_for(
     assert max(most) == 2
     assert sum(one.fetched for one in workers) < 4 * 40 * 2
     assert len([one for one in folder.iterdir() if one.name.startswith(".spare")]) <= 2 * 2
-
-
-# ---------------------------------------------------------------- for a server that is lost
-
-
-@pytest.mark.processes
-def test_a_worker_alone_leaves_a_copy_for_a_server_that_may_be_lost(
-    folder: Path, redis: PrivateRedis
-) -> None:
-    host = Host(folder, redis, 2)
-    worker = host.worker(far=False, saves=True)
-    host.publish(1)
-    host.publish(2)
-    worker.fetch(1)
-    second = ranges_of(LAYOUT, 2)[1]
-    with closing(SharedMemoryStore(folder)) as store:
-        assert versions_of(store, "run", second.place.start) == [1]
-        codec = make_codec("none", second.layout)
-        found = newest_copy({"here": store}, "run", second, codec, 0)
-        assert found is not None
-        assert (found.version, found.host) == (1, "here")
-        assert found.vector.tolist() == [1.0] * second.layout.size
-        assert newest_copy({"here": store}, "run", second, codec, 1) is None
-
-
-@pytest.mark.processes
-def test_copies_that_nobody_shares_take_a_small_part_of_the_time(
-    folder: Path, redis: PrivateRedis
-) -> None:
-    now = [0.0]
-
-    class Slow(SharedMemoryStore):
-        def write(
-            self, key: str, head: bytes, body: memoryview, *, expire_s: float | None = None
-        ) -> None:
-            now[0] += 1.0
-            super().write(key, head, body, expire_s=expire_s)
-
-    def open_slow(start: int) -> tuple[Store, SharedLocks]:
-        return Slow(folder), SharedLocks(folder / f".locks.{start}")
-
-    host = Host(folder, redis)
-    centers = HostCenters(open_slow, [False], saves=True, clock=lambda: now[0])
-    exchange = Exchange("run", LAYOUT, [Stores(host.range(0))], host=centers)
-    center, kept = LAYOUT.zeros(), []
-    for version in range(1, 31):
-        host.publish(version)
-        exchange.fetch_center(version, center)
-        kept.append(versions_of(SharedMemoryStore(folder), "run", 0)[-1])
-        now[0] += 10.0
-    assert sorted(set(kept)) == [1, 11, 21]
-
-
-def test_the_newest_undamaged_copy_of_all_hosts_counts() -> None:
-    one = whole(LAYOUT)
-    hosts: dict[str, Store] = {name: MemoryStore() for name in "abc"}
-
-    def leave(host: str, version: int, *, damaged: bool = False) -> None:
-        center = np.full(SIZE, version, np.float32)
-        header = header_for(as_bytes(center), LAYOUT, Kind.CENTER, version=version)
-        center[0] += damaged
-        hosts[host].write(keys.copy("run", 0, version), header.pack(), as_bytes(center))
-
-    leave("a", 5)
-    leave("b", 6)
-    leave("b", 7, damaged=True)
-    leave("c", 4)
-    found = newest_copy(hosts, "run", one, make_codec("none", LAYOUT), 3)
-    assert found is not None
-    assert (found.version, found.host, found.vector[0]) == (6, "b", 6.0)
-
-
-@pytest.mark.processes
-def test_a_host_hands_its_copy_over_as_it_is(folder: Path, redis: PrivateRedis) -> None:
-    host = Host(folder, redis, 2, run="ab:3")
-    worker = host.worker(saves=True)
-    host.publish(9)
-    worker.fetch(9)
-    start = ranges_of(LAYOUT, 2)[1].place.start
-    copies = HostCopies("ab:3", str(folder))
-    assert copies.newest() == {0: 9, start: 9}
-    assert HostCopies("ab:4", str(folder)).newest() == {}
-    assert HostCopies("ab:3", "").newest() == {}
-    target = MemoryStore()
-    copies.copy_to(target, start, 9)
-    layout = ranges_of(LAYOUT, 2)[1].layout
-    into = layout.zeros()
-    found = fetch_vector(target, keys.copy("ab:3", start, 9), layout, Kind.CENTER, into)
-    assert (found.version, into[0]) == (9, 9.0)
-    with pytest.raises(MissingKeyError):
-        copies.copy_to(target, start, 8)
 
 
 @pytest.mark.processes

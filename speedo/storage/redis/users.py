@@ -70,11 +70,6 @@ def reader_rules(keyspace: str) -> tuple[str, ...]:
     return "-@all", *_CALL, *_READ, f"%R~{keys.pattern(keys.centers(keyspace))}"
 
 
-def host_rules(keyspace: str, start: int) -> tuple[str, ...]:
-    """The rights of a host that copies back the range beginning at `start`: write it, and nothing else."""
-    return "-@all", *_CALL, *_READ, *_WRITE, f"~{keys.pattern(keys.copies(keyspace, start))}"
-
-
 def acl_file(password: str) -> str:
     """The initial users of a private server: the master, and no default user."""
     rules = " ".join(("-@all", *_CALL, *_READ, *_WRITE, *_OVERSEE, *_KEEP_DOOR))
@@ -162,14 +157,6 @@ class Access:
     def admit_reader(self) -> str:
         """The URL for the tester."""
         return self._admit(f"{self._run}{self._epoch}-reader", reader_rules(self._keyspace))
-
-    def admit_host(self, number: int, start: int) -> str:
-        """A URL for a host that copies back the range beginning at `start`; each has a number of its own."""
-        return self._admit(f"{self._run}{self._epoch}-h{number}", host_rules(self._keyspace, start))
-
-    def dismiss_host(self, number: int) -> None:
-        """As `dismiss`."""
-        self._dismiss(f"{self._run}{self._epoch}-h{number}")
 
     def dismiss(self, worker: int, incarnation: int) -> None:
         """Remove a worker's user and connections; if the server is away, as soon as it is back."""

@@ -109,7 +109,7 @@ def simulate(
     first.read_weights(vector)
     center: RunCenter = (
         center_on_servers(
-            ranges, stores, vector, first.layout, serve, memories, world.compression, notes, recipe
+            ranges, stores, vector, first.layout, serve, world.compression, notes, recipe
         )
         if servers
         else Center(run, vector, first.layout, store, fence=fence, compression=world.compression)

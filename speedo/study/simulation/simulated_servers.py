@@ -10,7 +10,6 @@ from speedo.exchange.codecs import Compression
 from speedo.exchange.host_centers import Alone, HostCenters
 from speedo.exchange.ranges import Range
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.local_servers import LocalServers
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter
 from speedo.master.server_requests import Servers
@@ -30,7 +29,7 @@ class SimulatedHosts:
         if self._name_of is None:
             return None
         memory = self.memories.setdefault(self._name_of(worker), MemoryStore(clock=clock))
-        return HostCenters(lambda _: (memory, Alone()), [True] * ranges, saves=True, clock=clock)
+        return HostCenters(lambda _: (memory, Alone()), [True] * ranges, clock=clock)
 
 
 def center_on_servers(
@@ -39,7 +38,6 @@ def center_on_servers(
     vector: Vector,
     layout: Layout,
     serve: Callable[[Sequence[RangeServer]], Servers],
-    hosts: SimulatedHosts,
     compression: Compression,
     notes: Callable[[str], None],
     recipe: Recipe | None,
@@ -57,8 +55,6 @@ def center_on_servers(
             for one, own in zip(ranges, stores, strict=True)
         ]
     )
-    if isinstance(served, LocalServers):
-        served.hosts = hosts.memories
     return ServedCenter(
         "simulated", vector, layout, served, compression=compression, note=notes, solver=recipe
     )
