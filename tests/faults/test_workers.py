@@ -100,7 +100,8 @@ def test_a_worker_killed_between_two_turns_that_overlap(
     """What it was computing is lost with what it was sending, and neither is merged."""
     run, (done,) = killed_at(speedo, problem, mode, POINTS[PUSHING], options=OVERLAP)
     is_killed(run, done, 1, finding)
-    run.stop_and_check()
+    lines = run.stop_and_check()
+    assert len([line for line in lines if line["event"] == "left"]) == 1
     run.failed_first("worker 1", SILENT)
 
 
