@@ -130,11 +130,7 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                try:
-                    server = socket.create_connection(("127.0.0.1", self._target))
-                except OSError:  # the server is away
-                    client.close()
-                    continue
+                server = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [client, server]
                 for source, sink in ((client, server), (server, client)):
                     threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()

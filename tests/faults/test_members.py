@@ -13,7 +13,7 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge
 from speedo.study.simulation.world import Faults
 from tests.faults.rows import MODES, Finding, row
-from tests.faults.running import HANG_S, Run
+from tests.faults.running import HANG_S, OVERLAP, OVERLAPPING, Run
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import BATCH, order
 from tests.support.schedules import Schedule
@@ -85,6 +85,23 @@ def scale(run: Run, workers: int) -> None:
     said = run.speedo.start("scale", str(workers))
     _, errors = said.communicate(timeout=HANG_S)
     assert said.returncode == 0, errors
+
+
+@row(15, "shards redistributed under turns that overlap", OVERLAPPING, "async")
+def test_workers_that_take_other_shards_between_turns_that_overlap(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    options = ("--workers", "3", "--restarts", "0", "--reshard-after", "1")
+    run = Run(speedo, problem, mode, *OVERLAP, *options)
+    run.has_begun()
+    run.workers()[1].kill()
+    finding.recovered(run.recovery(time.monotonic()))
+    run.wait_for(lambda: run.merged(0, 2) or run.merged(2, 2))
+    run.goes_on(20)
+    run.stop_and_check()
+
+
+test_workers_that_take_other_shards_between_turns_that_overlap.pytestmark += real  # type: ignore[attr-defined]
 
 
 @row(15, "`speedo scale` up and down, eight times")

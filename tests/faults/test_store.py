@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rows import Finding, Findings, scenario
+from tests.faults.rows import Finding, Findings, row, scenario
 from tests.faults.running import BY_REDIS, OVERLAP, OVERLAPPING, Run, stand_still
 from tests.faults.store_server import OwnRedis, Proxy
 from tests.support.commands import Commands
@@ -76,16 +76,14 @@ def kill_redis_twice(run: Run, finding: Finding) -> None:
 USERS_EMPTY = "a user's Redis killed, and started again empty"
 USERS_DATA = "a user's Redis ended, and started again with its data"
 NO_MEMORY = "Redis out of memory"
-SLOW = "a slow way to Redis: 0.2 s for every 64 KiB"
 
 
-@scenario({USERS_EMPTY: 5, USERS_DATA: 5, NO_MEMORY: 6, SLOW: 7}, usual="sync")
+@scenario({USERS_EMPTY: 5, USERS_DATA: 5, NO_MEMORY: 6}, usual="sync")
 def test_a_run_outlives_what_happens_to_its_users_redis(
     speedo: Commands, problem: Path, mode: str, findings: Findings
 ) -> None:
-    with OwnRedis() as server, Proxy(server.port) as proxy:
-        url = f"redis://127.0.0.1:{proxy.port}/0"
-        run = Run(speedo, problem, mode, "--redis", url, environment=server.environment)
+    with OwnRedis() as server:
+        run = Run(speedo, problem, mode, *server.options, environment=server.environment)
         run.has_begun()
         for fault, end in ((USERS_EMPTY, server.kill), (USERS_DATA, server.end_with_data)):
             with findings.tries(fault) as finding:
@@ -107,38 +105,40 @@ def test_a_run_outlives_what_happens_to_its_users_redis(
             finding.note = f"reported after {told:.1f} s; counted from when there was room"
             run.goes_on(30)
             assert int(server.admin().info("stats")["evicted_keys"]) == 0
-        with findings.tries(SLOW) as finding:
-            proxy.delay_s = 0.2
-            finding.recovered(run.recovery(time.monotonic()))
-            run.goes_on(3)
-            proxy.delay_s = 0.0
-            run.goes_on(30)
         check_store_was_blamed(run)
 
 
-UNDER_OVERLAP = "the run's own Redis killed under turns that overlap; the run resumed"
-RESHARDED = "shards redistributed under turns that overlap"
-
-
-@scenario({UNDER_OVERLAP: 5, RESHARDED: 15}, OVERLAPPING, "async")
-def test_turns_that_overlap_outlive_a_redis_and_a_worker(
-    speedo: Commands, problem: Path, mode: str, findings: Findings
+@row(
+    5, "the run's own Redis killed under turns that overlap; the run resumed", OVERLAPPING, "async"
+)
+def test_a_redis_that_is_killed_under_turns_that_overlap(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
-    """The first run is resumed with one worker that dies for good, so the others get its records."""
     run = Run(speedo, problem, mode, *OVERLAP, *BY_REDIS, "--checkpoint-interval", "2")
-    with findings.tries(UNDER_OVERLAP) as finding:
-        kill_redis_twice(run, finding)
-        run.wait_for(lambda: run.lines("checkpoint"))
-        # Of two workers that wait for the master, a result meets one of the other's at most times; ahead, it meets two.
-        assert sum(line["staleness"] for line in run.merged()) > 1.2 * len(run.merged())
-        check_store_was_blamed(run)
-        assert not [line for line in run.lines("checkpoint") if line["problem"]]
-        run.resume("--workers", "3", "--restarts", "0", "--reshard-after", "1")
-        run.wait_for(lambda: run.lines("resumed"))
-        run.goes_on(30)
-    with findings.tries(RESHARDED) as finding:
-        run.workers()[1].kill()
-        finding.recovered(run.recovery(time.monotonic()))
-        run.wait_for(lambda: run.merged(0, 2) or run.merged(2, 2))
-        run.goes_on(20)
+    kill_redis_twice(run, finding)
+    finding.note = "killed twice"
+    run.wait_for(lambda: run.lines("checkpoint"))
+    # Of two workers that wait for the master, a result meets one of the other's at most times; ahead, it meets two.
+    assert sum(line["staleness"] for line in run.merged()) > 1.2 * len(run.merged())
+    check_store_was_blamed(run)
+    assert not [line for line in run.lines("checkpoint") if line["problem"]]
+    run.resume()
+    run.wait_for(lambda: run.lines("resumed"))
+    run.goes_on(30)
     run.stop_and_check()
+
+
+@row(7, "a slow way to Redis: 0.2 s for every 64 KiB")
+def test_a_slow_way_to_redis_only_takes_longer(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    with OwnRedis() as server, Proxy(server.port) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        run = Run(speedo, problem, mode, "--redis", url, environment=server.environment)
+        run.has_begun()
+        proxy.delay_s = 0.2
+        finding.recovered(run.recovery(time.monotonic()))
+        run.goes_on(3)
+        proxy.delay_s = 0.0
+        run.goes_on(30)
+        check_store_was_blamed(run)

@@ -10,7 +10,7 @@ import pytest
 from speedo.actors.death_causes import SILENT
 from speedo.master.reasons import OVERDUE
 from speedo.watch.first_failure import kept_failure
-from tests.faults.rows import WITH_TORCH, Finding, row
+from tests.faults.rows import WITH_TORCH, Finding, Findings, row, scenario
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
@@ -24,54 +24,67 @@ CAUSES = {
     "segfault": "SIGSEGV",
     "kill": SILENT,
 }
-POINTS = {"computing": "worker-fetched", "mid-push": "worker-pushing", "pushed": "worker-pushed"}
+COMPUTING = "worker killed while it computes"
+PUSHING = "worker killed in the middle of a push"
+PUSHED = "worker killed after the push, before the message"
+ALL_KILLED = "all workers killed; their host starts them again"
+POINTS = {COMPUTING: "worker-fetched", PUSHING: "worker-pushing", PUSHED: "worker-pushed"}
+TURNS = 20  # of a worker until it is killed in the last of them
 
 
-def killed_at(
-    speedo: Commands, solver: Path, mode: str, point: str, finding: Finding, *options: str
+@scenario({**dict.fromkeys(POINTS, 1), ALL_KILLED: 2}, usual="async", torch=WITH_TORCH)
+def test_workers_that_are_killed_come_back(
+    speedo: Commands, problem: Path, mode: str, findings: Findings
 ) -> None:
-    """Worker 1 is killed at a point of its 20th turn."""
-    done = speedo.folder / "done"
-    run = Run(
-        speedo, solver, mode, *options,
-        environment={"SPEEDO_FAILPOINT": f"{point}:1@20", "SPEEDO_FAILPOINT_DONE": str(done)},
-    )  # fmt: skip
-    run.wait_for(done.exists)
-    since = time.monotonic()
-    finding.recovered(run.recovery(since))
-    run.wait_for(lambda: run.lines("left"), NOTICED_S)
-    noticed = time.monotonic() - since
-    run.wait_for(lambda: run.merged(1, 2))
-    finding.note = f"noticed in {noticed:.1f} s, back in {time.monotonic() - since:.1f} s"
-    lines = run.stop_and_check()
-    (left,) = [line for line in lines if line["event"] == "left"]
-    assert (left["worker"], left["incarnation"]) == (1, 1)
-    own = [line for line in lines if line["event"] == "result" and line["worker"] == 1]
-    # The turn that was cut short left nothing that anybody took for a result.
-    assert len([line for line in own if line["incarnation"] == 1]) == 19
-    assert not [line for line in own if line["decision"] == "refused"]
+    """Worker 1 is killed at each point of a turn, its successor at the next one; then both workers are."""
+    run, done = killed_at(speedo, problem, mode, *POINTS.values())
+    order(problem, "0 sleep 0.05")  # it need not compute all the time while the other comes back
+    for times, (fault, file) in enumerate(zip(POINTS, done, strict=True), start=1):
+        with findings.tries(fault) as finding:
+            is_killed(run, file, times, finding)
+    with findings.tries(ALL_KILLED) as finding:
+        before = len(run.lines("left"))
+        for worker in run.workers().values():
+            worker.kill()
+        since = time.monotonic()
+        run.wait_for(lambda: len(run.lines("left")) == before + 2, NOTICED_S)
+        finding.recovered(run.recovery(since, 30))
+        run.wait_for(lambda: run.merged(0, 2) and run.merged(1, before + 2))
+        finding.note = f"both back in {time.monotonic() - since:.1f} s"
+        run.goes_on()
+    run.stop_and_check()
     run.failed_first("worker 1", SILENT)
 
 
-@row(1, "worker killed while it computes", usual="async", torch=WITH_TORCH)
-def test_a_worker_killed_while_it_computes(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    killed_at(speedo, problem, mode, POINTS["computing"], finding)
+def killed_at(
+    speedo: Commands, solver: Path, mode: str, *points: str, options: tuple[str, ...] = ()
+) -> tuple[Run, list[Path]]:
+    """A run whose worker 1 is killed at a point of its 20th turn, its successor at the next; the files that tell so."""
+    done = [speedo.folder / "done", *(speedo.folder / f"done.{n}" for n in range(1, len(points)))]
+    run = Run(
+        speedo, solver, mode, "--restarts", "10", *options,
+        environment={
+            "SPEEDO_FAILPOINT": " ".join(f"{point}:1@{TURNS}" for point in points),
+            "SPEEDO_FAILPOINT_DONE": str(done[0]),
+        },
+    )  # fmt: skip
+    return run, done
 
 
-@row(1, "worker killed in the middle of a push", torch=WITH_TORCH)
-def test_a_worker_killed_in_the_middle_of_a_push(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    killed_at(speedo, problem, mode, POINTS["mid-push"], finding)
-
-
-@row(1, "worker killed after the push, before the message", torch=WITH_TORCH)
-def test_a_worker_killed_after_its_push(
-    speedo: Commands, problem: Path, mode: str, finding: Finding
-) -> None:
-    killed_at(speedo, problem, mode, POINTS["pushed"], finding)
+def is_killed(run: Run, done: Path, incarnation: int, finding: Finding) -> None:
+    run.wait_for(done.exists)
+    since = time.monotonic()
+    finding.recovered(run.recovery(since))
+    run.wait_for(lambda: len(run.lines("left")) == incarnation, NOTICED_S)
+    noticed = time.monotonic() - since
+    run.wait_for(lambda: run.merged(1, incarnation + 1))
+    finding.note = f"noticed in {noticed:.1f} s, back in {time.monotonic() - since:.1f} s"
+    left = run.lines("left")[-1]
+    assert (left["worker"], left["incarnation"]) == (1, incarnation)
+    own = [line for line in run.lines("result") if line["worker"] == 1]
+    # The turn that was cut short left nothing that anybody took for a result.
+    assert len([line for line in own if line["incarnation"] == incarnation]) == TURNS - 1
+    assert not [line for line in own if line["decision"] == "refused"]
 
 
 @row(
@@ -85,7 +98,11 @@ def test_a_worker_killed_between_two_turns_that_overlap(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     """What it was computing is lost with what it was sending, and neither is merged."""
-    killed_at(speedo, problem, mode, POINTS["mid-push"], finding, *OVERLAP)
+    run, (done,) = killed_at(speedo, problem, mode, POINTS[PUSHING], options=OVERLAP)
+    is_killed(run, done, 1, finding)
+    lines = run.stop_and_check()
+    assert len([line for line in lines if line["event"] == "left"]) == 1
+    run.failed_first("worker 1", SILENT)
 
 
 @row(1, "worker killed while it waits", ("sync", "partial"), torch=("sync",))
@@ -108,21 +125,6 @@ def test_a_worker_killed_while_it_waits(
     finding.recovered(run.recovery(since))
     run.wait_for(lambda: run.merged(1, 2))
     finding.note = f"noticed in {noticed:.1f} s, back in {time.monotonic() - since:.1f} s"
-    run.stop_and_check()
-
-
-@row(2, "all workers killed; their host starts them again", usual="partial")
-def test_all_workers_killed(speedo: Commands, problem: Path, mode: str, finding: Finding) -> None:
-    run = Run(speedo, problem, mode)
-    run.has_begun()
-    for worker in run.workers().values():
-        worker.kill()
-    since = time.monotonic()
-    run.wait_for(lambda: len(run.lines("left")) == 2, NOTICED_S)
-    finding.recovered(run.recovery(since, 30))
-    run.wait_for(lambda: run.merged(0, 2) and run.merged(1, 2))
-    finding.note = f"both back in {time.monotonic() - since:.1f} s"
-    run.goes_on()
     run.stop_and_check()
 
 
