@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
             ),
             marks=[pytest.mark.matrix, pytest.mark.torch],
         ),
-        pytest.param("raises", 3, "ValueError: no such column", marks=pytest.mark.matrix),
+        ("raises", 3, "ValueError: no such column"),
         pytest.param(
             *("never-steps", 1, "without a step: train inside of it, with run.step()"),
             marks=pytest.mark.matrix,
