@@ -25,7 +25,7 @@ def test_a_compressed_run_leaves_its_directory_and_nothing_on_an_own_redis_and_t
         store.write("somebody:else", b"head", memoryview(b"body"))
         parts = urlsplit(server.url)
         process = speedo.start(
-            "train", "--mode", "easgd", "--workers", "2", "--max-iter", "20", "--test-interval", "10", "--seed", "5",
+            "train", "--mode", "easgd", "--workers", "2", "--max-iter", "20", "--test-interval", "15", "--seed", "5",
             "--compress", "int8", "--compress-center", "bfloat16", "--same-node", "redis",
             "--redis", f"redis://{parts.username}@{parts.hostname}:{parts.port}/0", "--run-dir", "run",
             environment={"SPEEDO_REDIS_PASSWORD": parts.password or ""},
@@ -52,7 +52,7 @@ def test_a_compressed_run_leaves_its_directory_and_nothing_on_an_own_redis_and_t
     assert decisions == ["merged"] * 20
     tests = [line for line in lines if line["event"] == "test"]
     assert [line["problem"] for line in tests] == [None] * 3
-    assert [(line["version"], line["iteration"]) for line in tests] == [(0, 0), (10, 10), (20, 20)]
+    assert [(line["version"], line["iteration"]) for line in tests] == [(0, 0), (15, 15), (20, 20)]
     assert result["bytes_pushed"] == 20 * (60 + 4 * 421 + 431_080)
     assert result["bytes_pulled"] == 20 * (60 + 2 * 431_080)
     kept = "".join(path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.*"))

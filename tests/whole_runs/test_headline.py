@@ -45,4 +45,6 @@ def test_what_is_not_divided_or_not_evenly_is_told(
         )
     solver = write_solver(tmp_path, text)
     found = prepare(make_config({"solver": solver, "run_dir": tmp_path / "run", **options}), print)
-    assert headline(found)[2:] == expected
+    first, _, *told = headline(found)
+    assert told == expected
+    assert "learning rate 0.05 (fixed)," in first
