@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "speedo"
 LINTER = Path(sys.executable).with_name("lint-imports")
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-    "contracts"
-]
+TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+CONTRACTS = TOOLS["importlinter"]["contracts"]
+LINES = TOOLS["speedo"]["lines"]  # the bound of each room
+SLACK = 100  # lines that a room may be below its bound, before the bound has to follow
+GENERATED = "engines/caffe_schema/caffe_pb2.py"
 
 # A line in a module of ours, and the contract that it breaks.
 VIOLATIONS = {
@@ -94,6 +97,22 @@ def test_a_newcomer_sees_fifteen_rooms_and_four_files() -> None:
     assert len({name.split("/")[0] for name in SOURCES if "/" in name}) <= 15
     files = {name for name in SOURCES if "/" not in name} - {"__init__.py", "__main__.py"}
     assert len(files) <= 4
+
+
+def test_no_room_grows_and_its_bound_follows_it_down() -> None:
+    lines = Counter[str]()
+    for name, source in SOURCES.items():
+        if name != GENERATED:
+            lines[name.split("/")[0] if "/" in name else "top"] += source.count("\n")
+    assert lines.keys() == LINES.keys()
+    grown = {
+        room: f"{lines[room]} lines, at most {LINES[room]}"
+        for room in LINES
+        if lines[room] > LINES[room]
+    }
+    assert grown == {}, "look what the addition makes superfluous"
+    high = {room: lines[room] for room in LINES if lines[room] < LINES[room] - SLACK}
+    assert high == {}, "lower the bounds in pyproject.toml to these"
 
 
 @pytest.mark.parametrize("name", SOURCES)
