@@ -32,7 +32,7 @@ from speedo.master.restarts import Restarts
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.config.run_config import RunConfig
 from speedo.run.kept_lease import KeptLease
-from speedo.run.prepare import Prepared, check_nets, prepare
+from speedo.run.prepare import PreparedRun, check_nets, prepare
 from speedo.run.prepare_script import prepare_script
 from speedo.run.result import RunResult
 from speedo.run_dir.checkpoint_file import checkpoints_in
@@ -57,7 +57,7 @@ class Followed:
     `facts` are of its nets as they were built here.
     """
 
-    prepared: Prepared
+    prepared: PreparedRun
     facts: CaffeFacts
     lease: KeptLease
     why: str
@@ -76,20 +76,20 @@ class Attempt:
     config: RunConfig
     restarts: Restarts
     causes: tuple[str, ...] = ()
-    former: Prepared | None = None
+    former: PreparedRun | None = None
     anew_in: Path | None = None
     epoch: int | None = None
     lease: KeptLease | None = None
     followed: Followed | None = None
     tried: tuple[SolverSpec, CaffeFacts] | None = None
     stores: RunStores = field(default_factory=RunStores)
-    made: Prepared | None = None
+    made: PreparedRun | None = None
     run_dir: Path | None = None
     since: float | None = None
     stopped: list[str] | None = None
     over: bool = False
 
-    def prepared(self, note: Callable[[str], None]) -> Prepared:
+    def prepared(self, note: Callable[[str], None]) -> PreparedRun:
         """The run, with its directory. Raises `SpeedoError` for what a user can fix."""
         if self.followed is not None:
             prepared = self.followed.prepared
@@ -106,7 +106,7 @@ class Attempt:
         """Whether its master goes on from the newest center that another one has left."""
         return self.followed is not None or self.former is not None
 
-    def facts(self, prepared: Prepared, scratch: Path) -> CaffeFacts:
+    def facts(self, prepared: PreparedRun, scratch: Path) -> CaffeFacts:
         """What `check_nets` finds, or has found before for the same solver."""
         if self.tried is None and self.followed is not None:
             return self.followed.facts
@@ -234,7 +234,7 @@ def _next(attempt: Attempt, error: SpeedoError, note: Callable[[str], None]) -> 
     )
 
 
-def _to_take_over(attempt: Attempt, run_dir: Path) -> Prepared | None:
+def _to_take_over(attempt: Attempt, run_dir: Path) -> PreparedRun | None:
     """The run for an attempt that goes on from the newest center; None if that is not in its stores.
 
     A master that does not find it whole takes the newest checkpoint, or the first weights. It knows of no snapshot of
@@ -263,7 +263,7 @@ def _wait(pause_s: float, run_dir: Path, note: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def told_of(prepared: Prepared, lost: Callable[[], str | None]) -> Iterator[None]:
+def told_of(prepared: PreparedRun, lost: Callable[[], str | None]) -> Iterator[None]:
     """Turns errors about the master's process, and those that come of what is `lost` on this machine, into ours."""
     try:
         yield
@@ -301,7 +301,7 @@ def parting(
             step()
 
 
-def _tell_in_our_words(error: Exception, prepared: Prepared) -> None:
+def _tell_in_our_words(error: Exception, prepared: PreparedRun) -> None:
     """Raise what the user can fix or the command can mend; return for a bug."""
     from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 

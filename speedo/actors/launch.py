@@ -28,7 +28,7 @@ from speedo.actors.ray_node.ports import (
     require_free_port,
     resolved,
 )
-from speedo.actors.run_servers import Servers, with_mirror
+from speedo.actors.run_servers import RunningServices, with_mirror
 from speedo.actors.run_stores import OpenRedis, goes_without_redis
 from speedo.actors.signals import stop_signals
 from speedo.actors.token import how_to_join, load_token, new_token
@@ -42,7 +42,7 @@ from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import lease_of
 from speedo.run.prepare import (
-    Prepared,
+    PreparedRun,
     checked_records,
     with_division,
     with_workers,
@@ -221,14 +221,14 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
 
 
 def _start(
-    prepared: Prepared,
+    prepared: PreparedRun,
     attempt: Attempt,
     watch: Watch,
     stack: ExitStack,
     node: ExitStack,
     starting: session.StartingHead | None,
     port: int | None,
-) -> Servers:
+) -> RunningServices:
     """Start Redis, and load master and workers, while Caffe builds the nets once in a child.
 
     `starting` is our own Ray, whose end is in `node`, and then in `stack`.
@@ -322,7 +322,7 @@ def _start(
         for line in said.new() if shown else ():
             watch.note(line)
 
-    servers = Servers(
+    servers = RunningServices(
         *(prepared, settings, head, master, workers, scratch, records, store.keep, copy),
         lease=attempt.lease,
         show_output=show_output,
@@ -331,13 +331,13 @@ def _start(
     return servers
 
 
-def _discard_if_refused(prepared: Prepared, kind: object, error: object, trace: object) -> None:
+def _discard_if_refused(prepared: PreparedRun, kind: object, error: object, trace: object) -> None:
     """Leave no directory of a run that a mistake of its user kept from beginning, found by the master or a script."""
     if isinstance(error, ConfigError) and not prepared.continues:
         discard_run_dir(prepared.run_dir, logs=True)
 
 
-def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
+def _known(prepared: PreparedRun, address: str | None = None) -> dict[str, Any]:
     """What `speedo status` says of this run before its state."""
     return {
         "run": prepared.run,
@@ -353,7 +353,7 @@ def _known(prepared: Prepared, address: str | None = None) -> dict[str, Any]:
 
 def _follow(
     master: MasterProcess,
-    servers: Servers,
+    servers: RunningServices,
     watch: Watch,
     stopped: Sequence[str],
     host: WorkerHost | Fleet,
@@ -388,7 +388,7 @@ def _follow(
 
 def _follow_one(
     master: MasterProcess,
-    servers: Servers,
+    servers: RunningServices,
     watch: Watch,
     stopped: Sequence[str],
     host: WorkerHost | Fleet,

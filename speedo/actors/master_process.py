@@ -17,7 +17,7 @@ from speedo.actors.death_causes import cause_in, size_of
 from speedo.actors.master_actor import NAME, MasterActor
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_node.kept_gcs import has_ended
-from speedo.actors.run_servers import Servers
+from speedo.actors.run_servers import RunningServices
 from speedo.actors.worker_process import started
 from speedo.errors import EngineError
 from speedo.run_dir.directory import LOGS
@@ -40,7 +40,7 @@ class MasterProcess:
 
     def __init__(
         self,
-        servers: Servers,
+        servers: RunningServices,
         attempt: Attempt,
         note: Callable[[str], None],
         *,

@@ -15,7 +15,7 @@ from speedo.data.remote.run_copy import RunCopy
 from speedo.engines.record_watch import RecordWatch
 from speedo.errors import FencedError, RunInterrupted, StoreError
 from speedo.run.kept_lease import KeptLease
-from speedo.run.prepare import Prepared
+from speedo.run.prepare import PreparedRun
 from speedo.run.result import RunResult
 from speedo.run.settings import RunSettings
 from speedo.run.standby_mirror import RunMirror
@@ -25,13 +25,13 @@ FAREWELL_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
+class RunningServices:
     """A run whose Redis and Ray are up; `head` is our own Ray's. The processes of `master` and `workers` load.
 
     `scratch` is a folder for small files, which goes with the command; `records` notices bad records.
     """
 
-    prepared: Prepared
+    prepared: PreparedRun
     settings: RunSettings
     head: session.Head | None
     master: Any
@@ -95,12 +95,12 @@ class Servers:
 
 
 def with_mirror(
-    servers: Servers,
+    servers: RunningServices,
     lease: KeptLease,
     master: Callable[[], Any],
     note: Callable[[str], None],
     stack: ExitStack,
-) -> Servers:
+) -> RunningServices:
     """The same with what sends the run to a standby, if one comes, until the `stack` ends."""
     settings = servers.settings
     store = RedisStore(settings.redis_url, ca_pem=settings.redis_ca)

@@ -17,7 +17,7 @@ from speedo.engines.update_rules import RULES
 from speedo.errors import StoreError
 from speedo.run.config.run_config import RunConfig
 from speedo.run.open_store import this_machine
-from speedo.run.prepare import Prepared
+from speedo.run.prepare import PreparedRun
 from speedo.run.settings import Near
 from speedo.sgd_modes.registry import needs_update, rule_class
 from speedo.storage.redis.errors import clients_of
@@ -56,7 +56,7 @@ class RunStores:
     _memory_ends: ExitStack = field(default_factory=ExitStack)
 
     def redis(
-        self, prepared: Prepared, watch: Watch, port: int | None, *, is_known: bool = False
+        self, prepared: PreparedRun, watch: Watch, port: int | None, *, is_known: bool = False
     ) -> OpenRedis:
         """The user's own server, or a private one: another one if that of before does not answer.
 
@@ -130,7 +130,7 @@ def _kept(config: RunConfig) -> int:
 
 
 def _redis(
-    prepared: Prepared, watch: Watch, stack: ExitStack, port: int | None, *, is_known: bool
+    prepared: PreparedRun, watch: Watch, stack: ExitStack, port: int | None, *, is_known: bool
 ) -> OpenRedis:
     config = prepared.config
     patience = Patience(

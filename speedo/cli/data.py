@@ -19,7 +19,7 @@ from speedo.system.workplace import check_names, check_workplace
 from speedo.watch.console import ErrorConsole
 
 if TYPE_CHECKING:
-    from speedo.data.base import Prepared
+    from speedo.data.base import PreparedDataset
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 LIST = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -206,7 +206,7 @@ def fetch_command(uri: str, folder: Path, sha256: str | None) -> None:
         say(f"{file.sha256}  {file.name}")
 
 
-def make(prepare: Callable[..., Prepared], folder: Path, **options: Any) -> None:
+def make(prepare: Callable[..., PreparedDataset], folder: Path, **options: Any) -> None:
     """Let `prepare` make the dataset in `folder`, and say what came out."""
     check_workplace()
     # What Caffe is to read must have a name that it takes.

@@ -25,7 +25,7 @@ from speedo.system.cores import USUAL, Bind
 from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
-    from speedo.study.doctor import Finding, Request
+    from speedo.study.doctor import Finding, NodeRequest
 
 _IN_SIGHT: Final = (
     *("address", "workers", "data_root", "run_dir", "host", "engine", "device", "own", "as_json"),
@@ -100,7 +100,7 @@ def doctor(
     "remedy"}, ...]}`, level being ok, warn or fail. The check `step` also has `rows`: `{"layer", "type", "parameters",
     "values", "workspace"}` for each layer, in bytes.
     """
-    from speedo.study.doctor import Request, examine
+    from speedo.study.doctor import NodeRequest, examine
 
     check_workplace()
     check_names({"the solver": solver, "the data root": options["data_root"]})
@@ -109,7 +109,7 @@ def doctor(
     make_config({"micro_batch": options["micro_batch"]})
     given = {name: value for name, value in options.items() if value is not None}
     workers = workers or (1 if master else 2)
-    request = Request(
+    request = NodeRequest(
         solver,
         master,
         workers,
@@ -146,7 +146,7 @@ def with_port(address: str, option: str = "--master") -> str:
     return f"{host}:{number}"
 
 
-def _print_facts(request: Request) -> None:
+def _print_facts(request: NodeRequest) -> None:
     """A line with the facts, if the solver can be read; if not, the findings say why."""
     try:
         from speedo.study.doctor.solver import facts_of

@@ -110,8 +110,8 @@ def worker(
     starts another; after `speedo leave` it is 0.
     """
     from speedo.actors.join.worker_command import serve_worker
-    from speedo.study.doctor import Request, require
-    from speedo.watch.console import ErrorConsole, Progress
+    from speedo.study.doctor import NodeRequest, require
+    from speedo.watch.console import ConsoleProgress, ErrorConsole
 
     if not workers:
         typed = click.get_current_context().params
@@ -127,8 +127,8 @@ def worker(
         "cores": checked_cores(cores, workers),
         "command": checked_command(command),
     }
-    require(Request(master=address, workers=workers, threads=checked))
-    with Progress(ErrorConsole()) as watch:
+    require(NodeRequest(master=address, workers=workers, threads=checked))
+    with ConsoleProgress(ErrorConsole()) as watch:
         status = serve_worker(address, workers, watch, **given)
     if status is None:
         say("this host has left the run, which continues")

@@ -125,7 +125,7 @@ def launch(
 
     Exit status: the master's; 1 if a host cannot take part.
     """
-    from speedo.launch.commands import Plan
+    from speedo.launch.commands import LaunchPlan
     from speedo.launch.commands import dry_run as told
     from speedo.launch.launcher import Launcher
     from speedo.launch.picture import Picture
@@ -158,7 +158,7 @@ def launch(
     check_options(given, found.count)
     secrets = _without_secrets(given)
     words = tuple(_words(given))
-    plan = Plan(
+    plan = LaunchPlan(
         found,
         None if solver is None else str(solver),
         words,

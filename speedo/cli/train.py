@@ -88,7 +88,7 @@ def master(token_file: Path | None, standby: str | None, **options: Any) -> None
 
 def _follow(address: str, options: dict[str, Any], token_file: Path | None) -> None:
     """Be the standby of the master at this address."""
-    from speedo.watch.console import ErrorConsole, Progress
+    from speedo.watch.console import ConsoleProgress, ErrorConsole
 
     others = [name for name in options if name not in _OF_A_STANDBY]
     _refuse(
@@ -98,7 +98,7 @@ def _follow(address: str, options: dict[str, Any], token_file: Path | None) -> N
     )
     given = {name: options[name] for name in _OF_A_STANDBY if options[name] is not None}
     make_config(given)  # checks their values
-    with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
+    with ConsoleProgress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         from speedo.actors.standby import NeverNeeded, serve_standby
 
         patience = given.pop("timeout", None)
@@ -115,7 +115,7 @@ def run_with(
 ) -> None:
     """Make the configuration, run, and print what came out. `serves`: workers join from other machines."""
     from speedo.study.doctor import require_for
-    from speedo.watch.console import ErrorConsole, Progress
+    from speedo.watch.console import ConsoleProgress, ErrorConsole
 
     if serves:
         _refuse(
@@ -132,7 +132,7 @@ def run_with(
         options["resume"] = fetch_run(uri, options.pop("run_dir"), complain)
     config = make_config(options, file=file)
     require_for(config)
-    with Progress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
+    with ConsoleProgress(ErrorConsole()) as watch, traceback_kept(lambda: watch.run_dir):
         from speedo.actors import launch
 
         if serves:

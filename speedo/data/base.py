@@ -29,7 +29,7 @@ def silent(done: int, total: int, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedDataset:
     """A dataset folder that is complete.
 
     `counts` gives the records of each database; `shape` is None where images differ in size;

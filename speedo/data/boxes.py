@@ -17,10 +17,10 @@ from typing import Any, Final
 from google.protobuf import text_format
 
 from speedo.data.annotations import Annotated, Object, read_coco, read_voc
-from speedo.data.base import PROGRESS_RECORDS, TRAIN_DATABASE, Prepared, Progress, silent
+from speedo.data.base import PROGRESS_RECORDS, TRAIN_DATABASE, PreparedDataset, Progress, silent
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
-from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.images import check_database
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
@@ -47,7 +47,7 @@ def prepare_boxes(
     force: bool = False,
     progress: Progress = silent,
     wait_seconds: float = LOCK_WAIT_SECONDS,
-) -> Prepared:
+) -> PreparedDataset:
     """Images with boxes into `folder / database`, and the names of the classes beside it.
 
     `source` is a folder of Pascal VOC (Annotations, JPEGImages, ImageSets/Main/SUBSET.txt), or a JSON file of COCO with
@@ -90,7 +90,7 @@ def prepare_boxes(
         )
         return Built({database: described}, None, (LABEL_MAP,))
 
-    request = Request(BOXES, {database: options}, alone=False)
+    request = DatasetRequest(BOXES, {database: options}, alone=False)
     prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
     return replace(prepared, notes=tuple(notes))
 

@@ -21,7 +21,7 @@ from speedo.data.base import (
     PROGRESS_RECORDS,
     TEST_DATABASE,
     TRAIN_DATABASE,
-    Prepared,
+    PreparedDataset,
     Progress,
     Shape,
     silent,
@@ -29,7 +29,7 @@ from speedo.data.base import (
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
 from speedo.data.files import DAMAGE, Unpacked, read_file
-from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
@@ -67,7 +67,7 @@ def prepare_cifar10(
     force: bool = False,
     progress: Progress = silent,
     wait_seconds: float = LOCK_WAIT_SECONDS,
-) -> Prepared:
+) -> PreparedDataset:
     """CIFAR-10 from `source`, the archive or a folder with it or its files, or downloaded.
 
     Images of shape (3, 32, 32), channels RGB; `seed` orders the training records, the test records
@@ -102,7 +102,7 @@ def prepare_cifar10(
             )
         return Built(databases, write_mean(staging, TRAIN_DATABASE, mean))
 
-    request = Request(CIFAR10, {name: _options(name, seed) for name in FILES})
+    request = DatasetRequest(CIFAR10, {name: _options(name, seed) for name in FILES})
     return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
 
 

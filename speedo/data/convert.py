@@ -9,11 +9,11 @@ import shutil
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from speedo.data.base import TRAIN_DATABASE, Prepared, Progress, silent
+from speedo.data.base import TRAIN_DATABASE, PreparedDataset, Progress, silent
 from speedo.data.database import DATA_FILE, write_database
 from speedo.data.datum_files import datum_files, read_datums
 from speedo.data.files import open_file
-from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.hdf5 import hdf5_files, is_hdf5, read_hdf5
 from speedo.data.images import check_database, prepare_images
 from speedo.data.leveldb import is_leveldb, state_of, write_copy
@@ -43,7 +43,7 @@ def convert(
     skip_bad: bool = False,
     force: bool = False,
     progress: Progress = silent,
-) -> Prepared:
+) -> PreparedDataset:
     """The records of `source` as the LMDB `folder / database`.
 
     `form` is found out where it is None. `root` is the folder of relative names in a list. The names are those of
@@ -104,7 +104,7 @@ def convert(
         )
         return Built({database: described}, None)
 
-    request = Request(CONVERTED, {database: options}, alone=False)
+    request = DatasetRequest(CONVERTED, {database: options}, alone=False)
     return prepare_folder(folder, request, build, force=force)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
-from speedo.data.base import COMMAND, MANIFEST, MEAN_FILE, Prepared
+from speedo.data.base import COMMAND, MANIFEST, MEAN_FILE, PreparedDataset
 from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DatasetRequest:
     """The dataset wanted in a folder, and the options of each of its databases.
 
     `alone` says that the databases are the whole dataset, not some among others.
@@ -54,12 +54,12 @@ class Built:
 
 def prepare_folder(
     folder: Path,
-    request: Request,
+    request: DatasetRequest,
     build: Callable[[Path], Built],
     *,
     force: bool = False,
     wait_seconds: float = LOCK_WAIT_SECONDS,
-) -> Prepared:
+) -> PreparedDataset:
     """Return the folder if it is complete, otherwise `build` it in a staging folder and publish
     that.
 
@@ -140,7 +140,7 @@ def is_complete(folder: Path) -> bool:
     )
 
 
-def _complete(folder: Path, request: Request) -> Manifest | None:
+def _complete(folder: Path, request: DatasetRequest) -> Manifest | None:
     manifest = read_manifest(folder)
     if manifest is None:
         return None
@@ -176,7 +176,7 @@ def _refuse_file(folder: Path) -> None:
         raise DataError(f"{folder} is a file: name a folder")
 
 
-def _refuse_foreign(folder: Path, request: Request, force: bool) -> None:
+def _refuse_foreign(folder: Path, request: DatasetRequest, force: bool) -> None:
     """Raise if something stands where a database or mean file shall go and we did not write it."""
     _refuse_file(folder)
     manifest = read_manifest(folder)
@@ -191,7 +191,7 @@ def _refuse_foreign(folder: Path, request: Request, force: bool) -> None:
             )
 
 
-def _publish(staging: Path, folder: Path, request: Request, built: Built) -> Manifest:
+def _publish(staging: Path, folder: Path, request: DatasetRequest, built: Built) -> Manifest:
     whole = Manifest(request.dataset, built.databases, built.mean)
     old = read_manifest(folder)
     if not folder.exists() or not any(folder.iterdir()):

@@ -21,14 +21,14 @@ from speedo.data.base import (
     MEAN_FILE,
     PROGRESS_RECORDS,
     TRAIN_DATABASE,
-    Prepared,
+    PreparedDataset,
     Progress,
     Shape,
     silent,
 )
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
-from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
@@ -47,7 +47,7 @@ _LARGEST_LABEL: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ImageLine:
     """One line of the list: where it stands, the file as written, its label."""
 
     number: int
@@ -72,7 +72,7 @@ def prepare_images(
     threads: int | None = None,
     progress: Progress = silent,
     wait_seconds: float = LOCK_WAIT_SECONDS,
-) -> Prepared:
+) -> PreparedDataset:
     """Images named in `list_file`, a line `path label` each, into `folder / database`.
 
     Paths are relative to `root`, by default the list's folder. `size` is (height, width) to resize
@@ -128,7 +128,7 @@ def prepare_images(
         made = write_mean(staging, database, work.mean) if with_mean else None
         return Built({database: described}, made)
 
-    request = Request(IMAGES, {database: options}, alone=False)
+    request = DatasetRequest(IMAGES, {database: options}, alone=False)
     prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
     if prepared.built and mean is None and prepared.mean is None:
         notes.append(
@@ -175,7 +175,9 @@ class _Conversion:
         self.mean = MeanImage()
         self.cut: list[int] = []  # lines of JPEGs that lack their end
 
-    def records(self, lines: Sequence[Line], what: str, progress: Progress) -> Iterator[Record]:
+    def records(
+        self, lines: Sequence[ImageLine], what: str, progress: Progress
+    ) -> Iterator[Record]:
         done = index = 0
         with ThreadPoolExecutor(self._threads) as pool:
             for start in range(0, len(lines), _CHUNK):
@@ -190,14 +192,14 @@ class _Conversion:
                         yield self._record(index, line, picture)
                         index += 1
 
-    def _decode(self, line: Line) -> Picture | str:
+    def _decode(self, line: ImageLine) -> Picture | str:
         """The picture, or what is wrong with it; threads report, the caller decides."""
         try:
             return decode(self._root / line.name, self._form)
         except DataError as error:
             return str(error)
 
-    def _fits(self, line: Line, picture: Picture) -> bool:
+    def _fits(self, line: ImageLine, picture: Picture) -> bool:
         shape = picture.shape
         if self.shape is None:
             self.shape = shape
@@ -213,7 +215,7 @@ class _Conversion:
         )
         return False
 
-    def _record(self, index: int, line: Line, picture: Picture) -> Record:
+    def _record(self, index: int, line: ImageLine, picture: Picture) -> Record:
         if picture.cut:
             self.cut.append(line.number)
         # Without one shape there is no mean: the pixels of encoded images are then not needed.
@@ -224,8 +226,8 @@ class _Conversion:
         return record_key(index, line.name), datum.to_bytes()
 
 
-def _read_lines(content: bytes, faults: _Faults) -> list[Line]:
-    lines: list[Line] = []
+def _read_lines(content: bytes, faults: _Faults) -> list[ImageLine]:
+    lines: list[ImageLine] = []
     for number, raw in enumerate(content.decode("utf-8", "surrogateescape").split("\n"), 1):
         text = raw.strip()
         if not text:
@@ -237,7 +239,7 @@ def _read_lines(content: bytes, faults: _Faults) -> list[Line]:
         elif (value := whole_number(label)) is None or value > _LARGEST_LABEL:
             faults.add(number, f"the label {said(label)} does not fit into 32 bits")
         else:
-            lines.append(Line(number, name.strip(), value))
+            lines.append(ImageLine(number, name.strip(), value))
     return lines
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from speedo.data.base import MANIFEST, Prepared, Shape
+from speedo.data.base import MANIFEST, PreparedDataset, Shape
 from speedo.data.database import DATA_FILE
 from speedo.errors import DataError
 from speedo.system.bounds import said
@@ -56,11 +56,11 @@ class Manifest:
     mean: Mean | None = None
     pending: tuple[str, ...] = ()
 
-    def prepared(self, folder: Path, *, built: bool) -> Prepared:
+    def prepared(self, folder: Path, *, built: bool) -> PreparedDataset:
         """The folder as callers see it."""
         shapes = {database.shape for database in self.databases.values()}
         lines = [line for database in self.databases.values() for line in database.skipped_lines]
-        return Prepared(
+        return PreparedDataset(
             folder=folder,
             counts={name: database.records for name, database in self.databases.items()},
             shape=shapes.pop() if len(shapes) == 1 else None,

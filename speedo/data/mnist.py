@@ -19,13 +19,13 @@ from speedo.data.base import (
     PROGRESS_RECORDS,
     TEST_DATABASE,
     TRAIN_DATABASE,
-    Prepared,
+    PreparedDataset,
     Progress,
     silent,
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
-from speedo.data.folder import Built, Request, prepare_folder
+from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.idx import read_idx
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
@@ -67,7 +67,7 @@ def prepare_fashion_mnist(
     force: bool = False,
     progress: Progress = silent,
     wait_seconds: float = LOCK_WAIT_SECONDS,
-) -> Prepared:
+) -> PreparedDataset:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) from the IDX files in `source`, by default
     Debian's.
 
@@ -91,7 +91,7 @@ def prepare_mnist(
     force: bool = False,
     progress: Progress = silent,
     wait_seconds: float = LOCK_WAIT_SECONDS,
-) -> Prepared:
+) -> PreparedDataset:
     """MNIST from the IDX files in `source`, or downloaded; compressed files must bear the published
     checksum.
 
@@ -124,7 +124,7 @@ def _prepare(
     force: bool,
     progress: Progress,
     wait_seconds: float,
-) -> Prepared:
+) -> PreparedDataset:
     """Both datasets: `find` gives the four files, for which it may download into the folder it is
     given."""
 
@@ -140,7 +140,7 @@ def _prepare(
                 )
         return Built(databases, write_mean(staging, TRAIN_DATABASE, mean))
 
-    request = Request(dataset, {name: {} for name in FILES})
+    request = DatasetRequest(dataset, {name: {} for name in FILES})
     return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
 
 

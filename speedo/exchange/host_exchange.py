@@ -43,7 +43,7 @@ class HostExchange:
         self.own, self._leaders, self._patience_s, self._gone = own, leaders, patience_s, gone
         self._links = HostLinks(at, leaders, own, patience_s, gone)
         self._ring: HostRing | None = None
-        self._reduction: Reduction | None = None
+        self._reduction: HostReduction | None = None
         self._why = ""
 
     def wait_for(self, patience_s: float) -> None:
@@ -64,10 +64,10 @@ class HostExchange:
         one.ready.append((0, flat.size))
         self._run(one)
 
-    def begin_all_reduce(self, call: str, flat: Array) -> Reduction:
+    def begin_all_reduce(self, call: str, flat: Array) -> HostReduction:
         """Sum the vectors of all hosts in `flat` itself while parts become ready; no other call before its end."""
         ring, one = self._connected(), self._call(call, flat, np.add)
-        self._reduction = Reduction(ring, one, self._gone, self._reduced)
+        self._reduction = HostReduction(ring, one, self._gone, self._reduced)
         return self._reduction
 
     def all_gather(
@@ -132,7 +132,7 @@ class HostExchange:
         self._links.close(why, differs=differs)
 
 
-class Reduction:
+class HostReduction:
     """A sum over hosts under way, in a thread beside that of the caller. To be finished, or its exchange closed."""
 
     def __init__(

@@ -145,7 +145,7 @@ class WorkerHost(Host):
         return self
 
 
-class Cluster(Access):
+class ClusterFile(Access):
     """The whole file. `servers` are hosts, or a number or `auto` as for --servers. Without a master, the first host."""
 
     ssh_config: FileHere | None = None

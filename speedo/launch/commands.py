@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from speedo.launch.cluster import Cluster, WorkerHost, is_here
+from speedo.launch.cluster import ClusterFile, WorkerHost, is_here
 from speedo.launch.ssh import host_command
 from speedo.run.config.run_config import DEFAULT_PORT
 from speedo.run_dir.directory import CONFIG, FAILURE, LOG, LOGS, METRICS, RESULT
@@ -23,13 +23,13 @@ LEFT: Final = (LOGS, LOG, RESULT, FAILURE, CONFIG, METRICS)  # of a run, small e
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """A launch. `options` are the master's own words, without those that have a field here.
 
     `run_dir` is on the master's host, `local_dir` here; they are the same where the master is this machine.
     """
 
-    cluster: Cluster
+    cluster: ClusterFile
     solver: str | None
     options: tuple[str, ...]
     host: str | None
@@ -66,7 +66,7 @@ class Plan:
         return f"{host}:{self.port or DEFAULT_PORT}"
 
 
-def master_words(plan: Plan, address: str) -> list[str]:
+def master_words(plan: LaunchPlan, address: str) -> list[str]:
     """`speedo master`, for all workers of the cluster."""
     words = [MASTER, *([plan.solver] if plan.solver else []), *plan.options]
     words += ["--workers", str(plan.cluster.count), "--host", address]
@@ -79,7 +79,7 @@ def master_words(plan: Plan, address: str) -> list[str]:
     return words
 
 
-def worker_words(plan: Plan, name: str, address: str) -> list[str]:
+def worker_words(plan: LaunchPlan, name: str, address: str) -> list[str]:
     """`speedo worker` on this host."""
     entry = plan.cluster.trains(name)
     script = ["--", *plan.command] if plan.command else []
@@ -87,12 +87,12 @@ def worker_words(plan: Plan, name: str, address: str) -> list[str]:
     return [WORKER, "--master", plan.address(address), *own, *script]
 
 
-def server_words(plan: Plan, address: str) -> list[str]:
+def server_words(plan: LaunchPlan, address: str) -> list[str]:
     """`speedo server`."""
     return [SERVER, "--master", plan.address(address)]
 
 
-def doctor_words(plan: Plan, name: str, address: str) -> list[str]:
+def doctor_words(plan: LaunchPlan, name: str, address: str) -> list[str]:
     """`speedo doctor` on this host: as the master's, which tells its solver, or as one that gets it."""
     own = ["--own"] if plan.command else []
     here = plan.cluster.trains(name)
@@ -125,7 +125,7 @@ def core_words(entry: WorkerHost | None) -> list[str]:
     return [word for cores in (entry.cores if entry else ()) for word in ("--cores", cores)]
 
 
-def dry_run(plan: Plan) -> Iterator[str]:
+def dry_run(plan: LaunchPlan) -> Iterator[str]:
     """Every command that a launch would run, one a line, under the connection to its host."""
     cluster = plan.cluster
     address = plan.host or ("127.0.0.1" if plan.leads_here else f"ADDRESS-OF-{cluster.leader}")
@@ -135,7 +135,7 @@ def dry_run(plan: Plan) -> Iterator[str]:
             yield f"  speedo {shlex.join(words)}"
 
 
-def roles(plan: Plan, name: str, address: str) -> dict[str, Sequence[str]]:
+def roles(plan: LaunchPlan, name: str, address: str) -> dict[str, Sequence[str]]:
     """The commands of one host by their names, in the order in which they are started."""
     found: dict[str, Sequence[str]] = {DOCTOR: doctor_words(plan, name, address)}
     if name == plan.cluster.leader:
@@ -147,7 +147,7 @@ def roles(plan: Plan, name: str, address: str) -> dict[str, Sequence[str]]:
     return found
 
 
-def in_words(plan: Plan, name: str) -> str:
+def in_words(plan: LaunchPlan, name: str) -> str:
     """What runs on a host, for people: `master, 2 workers`."""
     entry = plan.cluster.trains(name)
     parts = [MASTER] if name == plan.cluster.leader else []

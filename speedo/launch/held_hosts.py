@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from speedo.actors.ray_node.ports import free_port, is_loopback, resolved
 from speedo.errors import ClusterError, ConfigError, MachineError
-from speedo.launch.cluster import Cluster, WorkerHost, is_here, variables
+from speedo.launch.cluster import ClusterFile, WorkerHost, is_here, variables
 from speedo.launch.commands import DOCTOR, SERVER, WORKER, core_words, host_words
 from speedo.launch.host_files import HostFiles
 from speedo.launch.hosts import Hosts, Remote, greeting_problem
 from speedo.launch.places import READY_S, Failure, Needs, Report
-from speedo.launch.places import Worker as ReadyWorker
+from speedo.launch.places import PlacedWorker as ReadyWorker
 from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, make_config
 from speedo.run.result import RunResult
 from speedo.study.doctor import require_for
@@ -62,13 +62,13 @@ class HeldHosts:
     `host` and `port` are where the masters of the runs listen, on this machine.
     """
 
-    def __init__(self, cluster: Cluster | None, host: str | None, port: int | None) -> None:
+    def __init__(self, cluster: ClusterFile | None, host: str | None, port: int | None) -> None:
         if cluster is not None and cluster.master is not None and not is_here(cluster.master.host):
             raise ConfigError(
                 f"master is {cluster.master.host}: from Python the master is on this machine; leave it out, or use "
                 "`speedo launch`"
             )
-        self._cluster = cluster or Cluster(
+        self._cluster = cluster or ClusterFile(
             workers=(WorkerHost(host=HERE, workers=LARGEST_WORKERS),)
         )
         self._host, self._port = host, port

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from speedo.errors import ConfigError
-from speedo.launch.places import Failure, Needs, Report, Worker
+from speedo.launch.places import Failure, Needs, PlacedWorker, Report
 from speedo.run.config.run_config import make_config
 from speedo.run.result import RunResult
 from speedo.study.doctor import require_for
@@ -87,7 +87,7 @@ class HeldRay:
             return self._failed("the process that holds its places has ended")
         self._asked = False
         return Report(
-            tuple(Worker(**one) for one in told["workers"]),
+            tuple(PlacedWorker(**one) for one in told["workers"]),
             tuple(Failure(**one) for one in told["failures"]),
         )
 

@@ -19,7 +19,7 @@ from speedo.launch.commands import (
     MASTER,
     SERVER,
     WORKER,
-    Plan,
+    LaunchPlan,
     in_words,
     roles,
 )
@@ -42,7 +42,7 @@ _SIGNALS: Final = {"Ctrl-C": "SIGINT", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 class Launcher:
     """Runs a plan; `said` gets the lines that the master prints to standard output."""
 
-    def __init__(self, plan: Plan, picture: Picture, said: Callable[[str], None]) -> None:
+    def __init__(self, plan: LaunchPlan, picture: Picture, said: Callable[[str], None]) -> None:
         self._plan, self._picture, self._said = plan, picture, said
         self._hosts = Hosts(self._tell, plan.cluster.ssh_config)
         self._remotes = self._hosts.remotes

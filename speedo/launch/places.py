@@ -15,7 +15,7 @@ DEVICES = ("cpu", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PlacedWorker:
     """A worker that is ready for runs. `pid` is the process on `host` that keeps its place between them.
 
     `address` is where this machine has reached the host.
@@ -40,7 +40,7 @@ class Failure:
 class Report:
     """The workers that are ready, and those that are not."""
 
-    workers: tuple[Worker, ...] = ()
+    workers: tuple[PlacedWorker, ...] = ()
     failures: tuple[Failure, ...] = ()
 
     @property

@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from speedo.errors import ConfigError
-from speedo.launch.cluster import Cluster, Host, WorkerHost
+from speedo.launch.cluster import ClusterFile, Host, WorkerHost
 from speedo.run.config.formats import PlainLoader
 from speedo.run.config.topology import Topology, from_rank_file, from_yaml
 from speedo.system.bounds import said
@@ -41,7 +41,7 @@ _MODELS: Final = {"workers": WorkerHost, "servers": Host, "master": Host}
 Where = Callable[[Sequence[Any]], str]
 
 
-def read_cluster(file: Path, given: Mapping[str, Any]) -> Cluster:
+def read_cluster(file: Path, given: Mapping[str, Any]) -> ClusterFile:
     """A cluster file in any form; `given` are options that override it. Raises `ConfigError` with every bad field."""
     text = _content(file, "the cluster file")
     first = next((line for line in map(_bare, text.splitlines()) if line), "")
@@ -59,7 +59,7 @@ def read_cluster(file: Path, given: Mapping[str, Any]) -> Cluster:
     return _made(values, given, where)
 
 
-def read_host_file(file: Path, given: Mapping[str, Any]) -> Cluster:
+def read_host_file(file: Path, given: Mapping[str, Any]) -> ClusterFile:
     """One host a line, as mpirun and horovodrun have them; a host that comes again has more workers."""
     hosts: dict[str, int] = {}
     problems = []
@@ -69,7 +69,7 @@ def read_host_file(file: Path, given: Mapping[str, Any]) -> Cluster:
     return _listed(hosts, problems, given, str(file))
 
 
-def cluster_of(hosts: str, given: Mapping[str, Any]) -> Cluster:
+def cluster_of(hosts: str, given: Mapping[str, Any]) -> ClusterFile:
     """The hosts of -H: `a:2,b:4`."""
     counted: dict[str, int] = {}
     problems = [f"-H: {one}" for part in hosts.split(",") for one in _add(counted, part.strip())]
@@ -78,7 +78,7 @@ def cluster_of(hosts: str, given: Mapping[str, Any]) -> Cluster:
 
 def _listed(
     hosts: dict[str, int], problems: list[str], given: Mapping[str, Any], source: str
-) -> Cluster:
+) -> ClusterFile:
     if problems:
         raise ConfigError(problems)
     if not hosts:
@@ -96,12 +96,12 @@ def _add(hosts: dict[str, int], text: str) -> list[str]:
     return []
 
 
-def _made(values: Mapping[str, Any], given: Mapping[str, Any], where: Where) -> Cluster:
+def _made(values: Mapping[str, Any], given: Mapping[str, Any], where: Where) -> ClusterFile:
     """The checked cluster; what `given` has replaces the file's."""
     given = {key: value for key, value in given.items() if value not in (None, ())}
     merged = {**values, **given}
     try:
-        cluster = Cluster.model_validate(merged)
+        cluster = ClusterFile.model_validate(merged)
     except ValidationError as error:  # a list whose members are all wrong is not empty
         found = [one for one in error.errors() if one["type"] != "too_short"]
         raise ConfigError(
@@ -118,7 +118,9 @@ def _told(error: Any, where: Where, given: Mapping[str, Any]) -> str:
     at = f"--{place[0].replace('_', '-')}" if place and place[0] in given else where(place)
     if error["type"] == "extra_forbidden":
         keys = ", ".join(
-            _MODELS.get(str(place[0]), Cluster).model_fields if place[1:] else Cluster.model_fields
+            _MODELS.get(str(place[0]), ClusterFile).model_fields
+            if place[1:]
+            else ClusterFile.model_fields
         )
         return f"{at} is no key of a cluster file; the keys here are {keys}"
     if error["type"] == "missing":

@@ -29,7 +29,7 @@ from speedo.messages import Checkpointed, Left, SaveState, Snapshotted, StateSav
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
-    Progress,
+    TrainingProgress,
     TurnLengths,
     WorkerState,
     write_checkpoint,
@@ -333,10 +333,10 @@ class CheckpointWriter:
         return _checkpointed(checkpoint, path.stat().st_size, "; ".join(told), sorted(histories))
 
 
-def _progress(coordinator: Coordinator) -> Progress:
+def _progress(coordinator: Coordinator) -> TrainingProgress:
     stopping = coordinator.stopping
     turns = as_turn_length(coordinator.strategy.local_steps).state
-    return Progress(
+    return TrainingProgress(
         *coordinator.place,
         stopping.best,
         stopping.best_iteration,

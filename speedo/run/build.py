@@ -45,7 +45,7 @@ from speedo.run.settings import RunSettings
 from speedo.run.takeover import Takeover
 from speedo.run.trained_model import TrainedModel
 from speedo.run.training import Training
-from speedo.run_dir.checkpoint_file import Checkpoint, Progress
+from speedo.run_dir.checkpoint_file import Checkpoint, TrainingProgress
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, write_config
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.registry import Update, make_strategy, needs_update
@@ -354,7 +354,7 @@ def _coordinator(
     )
 
 
-def _stopping(config: RunConfig, progress: Progress | None) -> Stopping:
+def _stopping(config: RunConfig, progress: TrainingProgress | None) -> Stopping:
     rules = StopRules(
         config.max_seconds,
         config.target or "",

@@ -7,7 +7,7 @@ from typing import Final
 from speedo.engines.net_trial import CaffeFacts
 from speedo.engines.solver.data_layers import undivided
 from speedo.exchange.codecs import Compression, bytes_of
-from speedo.run.prepare import Prepared
+from speedo.run.prepare import PreparedRun
 from speedo.sgd_modes.registry import has_rounds, is_elastic, mode_named, own_options
 
 _SHARES: Final = {
@@ -18,7 +18,7 @@ _SHARES: Final = {
 }
 
 
-def headline(prepared: Prepared) -> list[str]:
+def headline(prepared: PreparedRun) -> list[str]:
     """The lines that describe the run before it starts."""
     config, spec, sizes = prepared.config, prepared.spec, prepared.settings.batch_sizes
     share = "+".join(str(size) for size in sizes[:4])
@@ -67,7 +67,7 @@ def headline(prepared: Prepared) -> list[str]:
     ]
 
 
-def _in_parts(prepared: Prepared) -> str:
+def _in_parts(prepared: PreparedRun) -> str:
     config, spec = prepared.config, prepared.spec
     if config.micro_batch is None:
         return ""
@@ -77,7 +77,7 @@ def _in_parts(prepared: Prepared) -> str:
     return f", batches in parts ({config.micro_batch} records{statistics})"
 
 
-def _not_divided(prepared: Prepared) -> list[str]:
+def _not_divided(prepared: PreparedRun) -> list[str]:
     """Lines for what keeps workers that divide the records from reading each once an epoch."""
     config, sizes = prepared.config, prepared.settings.batch_sizes
     if config.workers == 1 or config.data_share not in ("shard", "own"):

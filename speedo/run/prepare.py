@@ -65,7 +65,7 @@ from speedo.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """What is known before any server starts. `records` is the number of training records, if countable.
 
     `settings` lack what the started servers add: see `RunSettings.started`. `anew` says that the run begins once more,
@@ -99,7 +99,7 @@ def prepare(
     note: Callable[[str], None],
     anew_in: Path | None = None,
     again: bool = False,
-) -> Prepared:
+) -> PreparedRun:
     """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
 
     With `anew_in` it begins there, with `again` once more. Raises `ConfigError`, `SolverError`, `DataError`.
@@ -162,13 +162,13 @@ def prepare(
         check_there_is_more(resumed, spec, config.max_seconds)
     if isinstance(resumed, Resumed):
         settings = run_settings(config, spec, resumed.counters.run)
-        return Prepared(config, settings, resumed.run_dir, data_root, records, resumed)
+        return PreparedRun(config, settings, resumed.run_dir, data_root, records, resumed)
     for weights in weights_in(config.weights):
         check_weights(fetch_weights(weights, note), spec.layer_names())
     run = secrets.token_hex(6)
     run_dir = anew_in or new_run_dir(config, run, snapshots)
     settings = run_settings(config, spec, run)
-    return Prepared(config, settings, run_dir, data_root, records, resumed, anew)
+    return PreparedRun(config, settings, run_dir, data_root, records, resumed, anew)
 
 
 def new_run_dir(config: RunConfig, run: str, snapshots: str = "") -> Path:
@@ -202,7 +202,7 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
     return config.model_copy(update={"momentum_correction": True}), spec.with_nesterov()
 
 
-def with_workers(prepared: Prepared, workers: int) -> Prepared:
+def with_workers(prepared: PreparedRun, workers: int) -> PreparedRun:
     """The same run begun with this many workers; its mode stays that of all that are wanted."""
     spec, config = prepared.settings.spec, prepared.config
     if isinstance(spec, ScriptJob):
@@ -316,7 +316,7 @@ def _check_url(redis: str) -> None:
         raise ConfigError(f"redis is {error}") from None
 
 
-def check_nets(prepared: Prepared, scratch: Path) -> CaffeFacts:
+def check_nets(prepared: PreparedRun, scratch: Path) -> CaffeFacts:
     """Build every net once in a child process, and try what parts of a batch give if it is to be divided.
 
     Raises `SolverError` with Caffe's own message, `ConfigError` for a test output that the test nets do not have.
@@ -364,7 +364,7 @@ def checked_records() -> Path:
     return cache_root() / "checked"
 
 
-def _weights_to_try(prepared: Prepared) -> tuple[Path, ...]:
+def _weights_to_try(prepared: PreparedRun) -> tuple[Path, ...]:
     if isinstance(prepared.resumed, CaffeSnapshot):
         return (prepared.resumed.model,)
     return () if prepared.resumed is not None else located_weights(prepared.config.weights)
@@ -373,7 +373,9 @@ def _weights_to_try(prepared: Prepared) -> tuple[Path, ...]:
 # ---------------------------------------------------------------- after the trial of the nets
 
 
-def with_division(prepared: Prepared, facts: CaffeFacts, note: Callable[[str], None]) -> Prepared:
+def with_division(
+    prepared: PreparedRun, facts: CaffeFacts, note: Callable[[str], None]
+) -> PreparedRun:
     """The run with its batches, records and tests divided only as its nets allow; `note` gets a line for each change.
 
     A division that would not give Caffe's step is not made. Raises `ConfigError` or `SolverError` for one that was
@@ -439,7 +441,7 @@ def _check_each_once(spec: SolverSpec, records: int | None) -> None:
 
 
 def _with_offset(
-    prepared: Prepared, config: RunConfig, reason: str, note: Callable[[str], None]
+    prepared: PreparedRun, config: RunConfig, reason: str, note: Callable[[str], None]
 ) -> RunConfig:
     """Each worker reads all records in their order, beginning at another place."""
     if config.data_share in ("offset", "same"):

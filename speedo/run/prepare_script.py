@@ -12,7 +12,7 @@ from typing import Final
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import Compression
 from speedo.run.config.run_config import RunConfig
-from speedo.run.prepare import Prepared, check_there_is_more, new_run_dir
+from speedo.run.prepare import PreparedRun, check_there_is_more, new_run_dir
 from speedo.run.script_job import ScriptJob
 from speedo.run.script_resume import FormerRun, read_former_run
 from speedo.run.script_weights import check_script_weights
@@ -30,7 +30,7 @@ def prepare_script(
     note: Callable[[str], None],
     anew_in: Path | None = None,
     again: bool = False,
-) -> Prepared:
+) -> PreparedRun:
     """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`.
 
     `anew_in` and `again` are as of `prepare`.
@@ -68,12 +68,12 @@ def prepare_script(
     settings = _settings(config, job, run, int(run[:7], 16) if config.seed is None else config.seed)
     run_dir = anew_in or new_run_dir(config, run)
     _headline(config, job, run_dir, note)
-    return Prepared(config, settings, run_dir, Path(), None, anew=anew_in is not None)
+    return PreparedRun(config, settings, run_dir, Path(), None, anew=anew_in is not None)
 
 
 def _resumed(
     config: RunConfig, job: ScriptJob, run_dir: Path, note: Callable[[str], None], *, again: bool
-) -> Prepared:
+) -> PreparedRun:
     """The run in this directory, to continue with."""
     resumed = find_run(run_dir, script=True)
     former = read_former_run(resumed.path)
@@ -89,7 +89,7 @@ def _resumed(
     _headline(config, job, resumed.run_dir, note)
     for line in _notes(former, resumed, config.workers):
         note(line)
-    return Prepared(config, settings, resumed.run_dir, Path(), None, resumed)
+    return PreparedRun(config, settings, resumed.run_dir, Path(), None, resumed)
 
 
 def _settings(config: RunConfig, job: ScriptJob, run: str, seed: int) -> RunSettings:

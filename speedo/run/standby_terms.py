@@ -17,7 +17,7 @@ from speedo.errors import ClusterError
 from speedo.run.config.run_config import RunConfig
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.run.engine_choice import require_engine
-from speedo.run.prepare import Prepared, check_nets, new_run_dir
+from speedo.run.prepare import PreparedRun, check_nets, new_run_dir
 from speedo.run.remote_inputs import fetch_sources, located, located_weights
 from speedo.run.scratch import scratch_folder
 from speedo.run.script_job import ScriptJob
@@ -70,7 +70,7 @@ class StandbyTerms:
         run_dir: Path | None,
         data_root: Path | None,
         note: Callable[[str], None],
-    ) -> tuple[Prepared, CaffeFacts]:
+    ) -> tuple[PreparedRun, CaffeFacts]:
         """The run on this machine, in a new directory, and its nets as they were built here once for a try.
 
         Raises `SpeedoError` with what keeps this machine from being the master.
@@ -110,6 +110,8 @@ class StandbyTerms:
             here["weights"] = None  # they are in the center
         config = config.model_copy(update=here)
         folder = new_run_dir(config, settings.run)
-        prepared = Prepared(config, replace(settings, spec=spec), folder, root, records, anew=True)
+        prepared = PreparedRun(
+            config, replace(settings, spec=spec), folder, root, records, anew=True
+        )
         with scratch_folder() as scratch:
             return prepared, check_nets(prepared, scratch)

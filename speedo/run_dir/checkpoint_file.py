@@ -71,7 +71,7 @@ class TurnLengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Where phases, stopping rules and turns are: the index of the phase and the samples merged in it, the best value
     of the watched test output and its iteration, and the tests since then."""
 
@@ -99,7 +99,7 @@ class Counters:
     seconds: Annotated[float, Field(ge=0, le=MOST_SECONDS)]
     layout: Digest
     dropped: Mapping[str, Count] = field(default_factory=dict)
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ class LogTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of a log. `at` is in seconds since 1970, and no earlier than that of the line before it.
 
     `end` is the place in the file behind it; 0 if the line is not whole yet.
@@ -103,7 +103,7 @@ class ProcessLog:
     process: str
     host: str = ""
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[LogLine]:
         """All lines, and what there is of one that is not whole."""
         times = self._times()
         sizes, at = [size for _, size in times], 0.0
@@ -117,7 +117,7 @@ class ProcessLog:
                 if self.path.name == LOG and (found := _STAMPED.match(text)):
                     own, text = datetime.strptime(found[1], STAMP).timestamp(), found[2]
                 at = max(at, own)
-                yield Line(at, self, text, end if raw.endswith(b"\n") else 0)
+                yield LogLine(at, self, text, end if raw.endswith(b"\n") else 0)
 
     def until(self, at: float, most: int) -> str:
         """Its last `most` bytes that were written by then, as text."""
@@ -167,18 +167,18 @@ def process_of(log: Path) -> str:
     return f"{named[1]} {named[2]}" if named else clean_text(log.stem)
 
 
-def lines_of(logs: list[ProcessLog]) -> Iterator[Line]:
+def lines_of(logs: list[ProcessLog]) -> Iterator[LogLine]:
     """The lines of several logs in the order of their times."""
     return heapq.merge(*(log.lines() for log in logs), key=lambda line: line.at)
 
 
-def line_now(log: ProcessLog, text: str) -> Line:
+def line_now(log: ProcessLog, text: str) -> LogLine:
     """A line that a log has gained just now."""
     found = _STAMPED.match(text) if log.path.name == LOG else None
-    return Line(time.time(), log, found[2] if found else text)
+    return LogLine(time.time(), log, found[2] if found else text)
 
 
-def shown(line: Line) -> str:
+def shown(line: LogLine) -> str:
     """A line as `speedo logs` prints it: its time, host and process before it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.at))
     where = f"{line.log.process} on {line.log.host}" if line.log.host else line.log.process

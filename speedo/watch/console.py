@@ -131,7 +131,7 @@ class Quiet:
         """Nothing is shown."""
 
 
-class Progress:
+class ConsoleProgress:
     """Shows notes and states on a console, and writes both to `train.log` in the run directory."""
 
     def __init__(self, console: Console) -> None:

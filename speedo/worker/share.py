@@ -11,7 +11,7 @@ from speedo.exchange.lease import Lease, LeaseRequest, NoLease, join_ranges, ord
 from speedo.worker.record_source import Indices, Numbers, RecordSource, record_source
 
 
-class Share:
+class RecordShare:
     """The records of one worker process; what `run.share` calls.
 
     `lease` asks the master. `wait` is called when nothing is left but what other workers hold: it must publish what

@@ -32,7 +32,7 @@ Waits = Generator[Wait, Reduction | None, None]
 
 
 @dataclass(frozen=True)
-class Seat:
+class TeamPlace:
     """A worker's place in its team: `here` are those of the members of its host, `place` is its own among them."""
 
     worker: Worker
@@ -94,7 +94,7 @@ def room_for_factors(worker: Worker, team: Team) -> int:
     return FactorSpace.values_for(products_for(worker, team), len(team.members))
 
 
-def gradient_round(seat: Seat, iteration: int) -> Generator[Wait, Reduction | None, float]:
+def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, Reduction | None, float]:
     """One step of the team; the mean loss of this member's batch."""
     worker, team, memory = seat.worker, seat.team, seat.memory
     products = products_for(worker, team)
@@ -211,7 +211,7 @@ class Leaving:
 # -------------------------------------------------------------------- the state of the solvers
 
 
-def say_state(seat: Seat) -> None:
+def say_state(seat: TeamPlace) -> None:
     """To be done once the center is there, before all of the host meet; then `hear_states`."""
     memory = seat.memory
     if seat.place == 0:
@@ -223,7 +223,7 @@ def say_state(seat: Seat) -> None:
         memory.states[seat.rank, STATE] = checksum(as_bytes(memory.center)) >> 1
 
 
-def hear_states(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
+def hear_states(seat: TeamPlace) -> Generator[Wait, Reduction | None, bool]:
     """Learn what the members of all hosts have said; whether the center of this host is the leader's.
 
     Unlike processors round in other ways, and memory may fail, so the weights of two hosts may grow apart.
@@ -237,7 +237,7 @@ def hear_states(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
     return bool(states[seat.here[0], STATE] == states[0, STATE])
 
 
-def agree_on_state(seat: Seat) -> Waits:
+def agree_on_state(seat: TeamPlace) -> Waits:
     """Give the members that have made fewer updates the state of the one that has made most."""
     worker = seat.worker
     rows = [tuple(row) for row in seat.memory.states[:, :STATE].tolist()]
@@ -249,7 +249,7 @@ def agree_on_state(seat: Seat) -> Waits:
     worker.solver_state = seat.team.formed, rows[giver][1]
 
 
-def _hand_over(seat: Seat, giver: int) -> Generator[Wait, Reduction | None, bytes]:
+def _hand_over(seat: TeamPlace, giver: int) -> Generator[Wait, Reduction | None, bytes]:
     """The state of the solver of member `giver`; it goes through the memory of the center, which is not needed now."""
     memory, gives = seat.memory, seat.rank == giver
     room, state, found = memory.center.view(np.uint8), b"", bytearray()
@@ -272,7 +272,7 @@ def _hand_over(seat: Seat, giver: int) -> Generator[Wait, Reduction | None, byte
     return bytes(found)
 
 
-def _spread(seat: Seat, numbers: np.ndarray) -> Waits:
+def _spread(seat: TeamPlace, numbers: np.ndarray) -> Waits:
     """What one host has there, and others have 0, comes to all."""
     if seat.team.spread:
         if seat.place == 0:

@@ -28,7 +28,7 @@ from speedo.sgd_modes.rules import Contribution, add_mean, add_scaled, shares_of
 from speedo.system.failpoints import reached
 from speedo.worker.membership import Meet, Membership, Reduction, Wait, here_of
 from speedo.worker.team_gradients import (
-    Seat,
+    TeamPlace,
     agree_on_state,
     gradient_round,
     hear_states,
@@ -96,7 +96,7 @@ def team_rounds(
     assert team is not None
     engine, clock = worker.engine, worker.clock
     here = here_of(team, worker.worker)
-    seat = Seat(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
+    seat = TeamPlace(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
     goes_on = command.payload is Kind.WEIGHTS
     # Of a turn that is no team's own step the mean of all payloads is added to the center.
     sums_gradients = goes_on and command.steps == 1 and team.rate == 1.0
@@ -157,7 +157,7 @@ def team_rounds(
     )
 
 
-def _agree_to_end(seat: Seat) -> Generator[Wait, Reduction | None, bool]:
+def _agree_to_end(seat: TeamPlace) -> Generator[Wait, Reduction | None, bool]:
     """Whether the turn ends here, for all members, because one is to leave."""
     told = seat.memory.states
     if seat.place == 0:
@@ -194,7 +194,7 @@ class Stopwatch:
 
 
 def _payload_round(
-    seat: Seat, command: Train, number: int
+    seat: TeamPlace, command: Train, number: int
 ) -> Generator[Wait, Reduction | None, float]:
     """Train, and add the mean of all payloads to the center; the mean loss."""
     team, memory, engine = seat.team, seat.memory, seat.worker.engine
@@ -211,7 +211,7 @@ def _payload_round(
     return loss
 
 
-def _add_mean(seat: Seat, rate: float) -> Generator[Wait, Reduction | None, None]:
+def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, Reduction | None, None]:
     """Add the mean of all payloads, times `rate`, to the center: this member does so for its share of the values."""
     team, memory, here = seat.team, seat.memory, seat.here
     counts = [samples for _, _, samples in team.members]

@@ -29,7 +29,7 @@ from speedo.errors import (
 )
 from speedo.run.caffe_snapshot import CaffeSnapshot
 from speedo.run.config.run_config import RunConfig, make_config
-from speedo.run.prepare import Prepared
+from speedo.run.prepare import PreparedRun
 from speedo.run.result import RunResult
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.run_dir.fence import claim, epoch_of
@@ -119,11 +119,11 @@ def test_a_run_without_a_checkpoint_begins_anew_with_all_its_options(tmp_path: P
     assert "from the start, as there is no checkpoint" in trials.notes[0]
 
 
-def begun(run_dir: Path, **options: Any) -> Prepared:
+def begun(run_dir: Path, **options: Any) -> PreparedRun:
     """A run as an attempt has prepared it."""
     settings: Any = SimpleNamespace(run="a1b2c3")
     resumed = options.pop("resumed", None)
-    return Prepared(config(**options), settings, run_dir, run_dir, None, resumed)
+    return PreparedRun(config(**options), settings, run_dir, run_dir, None, resumed)
 
 
 @pytest.mark.slow

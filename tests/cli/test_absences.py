@@ -8,7 +8,7 @@ from rich.console import Console
 
 from speedo.messages import Joined, Kind, Left, SetAside, Train
 from speedo.system.runs_at import RunsAt
-from speedo.watch.console import Progress, plain_line
+from speedo.watch.console import ConsoleProgress, plain_line
 from speedo.watch.status import StatusBoard
 
 SIGNAL = "killed by SIGKILL"
@@ -20,7 +20,7 @@ class Scene:
     def __init__(self) -> None:
         self.board = StatusBoard("async", max_iter=100, batch=10)
         self.out = StringIO()
-        self.watch = Progress(Console(file=self.out))
+        self.watch = ConsoleProgress(Console(file=self.out))
         for worker in range(2):
             self.board.name_host(worker, "alpha")
             self.board.saw(Joined(worker, 1, 10), 0.0)

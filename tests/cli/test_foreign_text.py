@@ -21,7 +21,7 @@ from speedo import messages
 from speedo.cli.main import main
 from speedo.cli.say import say
 from speedo.launch.cluster import Access
-from speedo.launch.commands import Plan
+from speedo.launch.commands import LaunchPlan
 from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts, _Group
 from speedo.launch.hosts import Command, Remote, failures, greeting_problem
@@ -34,7 +34,7 @@ from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import EventReader
 from speedo.system.foreign_text import MOST_TEXT, clean_lines, clean_text, clean_values
 from speedo.version import VERSION
-from speedo.watch.console import Progress
+from speedo.watch.console import ConsoleProgress
 from speedo.watch.export.caffe_log import CaffeLog
 from speedo.watch.live.history import LogReader
 from speedo.watch.live.live_run import LiveRun
@@ -152,7 +152,7 @@ def test_the_name_of_a_file_steers_no_terminal_and_is_no_line_of_ours(
 def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
     """Both ways to run on hosts take every event."""
     foreign, shown = Foreign(2), io.StringIO()
-    plan = Plan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
+    plan = LaunchPlan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
     picture = Picture(Console(file=shown, width=200, color_system=None))
     picture.host("node1", "1 worker")
     launcher = Launcher(plan, picture, lambda line: None)
@@ -202,7 +202,7 @@ def test_any_message_of_a_worker_is_only_printed(tmp_path: Path) -> None:
     console = Console(file=shown, width=150, color_system=None)
     board = StatusBoard("sync", 10, 10, 100)
     log = CaffeLog(tmp_path / "caffe.log", foreign.text(), 1, lambda iteration: 0.1, "fixed")
-    with Progress(console) as progress:
+    with ConsoleProgress(console) as progress:
         progress.begin(tmp_path)
         for number in range(INPUTS // 10):
             board.name_host(0, foreign.text())
@@ -240,7 +240,7 @@ def test_the_live_view_takes_any_text(tmp_path: Path) -> None:
         board.name_host(0, foreign.text())
         board.saw(Left(0, 1, foreign.text()), 1.0)
         console = Console(file=shown, width=150, force_terminal=True)
-        with Progress(console) as progress:
+        with ConsoleProgress(console) as progress:
             progress.show(board.status(2.0))
             progress.note(foreign.text())
         # Rich's own sequences: colours, the cursor, lines that are cleared.

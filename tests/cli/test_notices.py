@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from speedo.messages import Checkpointed, Joined, Left, StoreTrouble
-from speedo.watch.console import Progress
+from speedo.watch.console import ConsoleProgress
 from speedo.watch.status import (
     CHECKPOINTS_BACK,
     NO_WORKER_WAITS,
@@ -27,9 +27,9 @@ class Scene:
         self.board = StatusBoard("async", max_iter=100, batch=10)
         self.watch, self.out = self._new()
 
-    def _new(self) -> tuple[Progress, StringIO]:
+    def _new(self) -> tuple[ConsoleProgress, StringIO]:
         out = StringIO()
-        return Progress(Console(file=out, width=200)), out
+        return ConsoleProgress(Console(file=out, width=200)), out
 
     def come_later(self) -> None:
         """Another begins to look now."""

@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def lines(clock: Clock, *states: tuple[float, Status]) -> list[str]:
     """What is printed for states shown at these seconds."""
     out = StringIO()
-    watch = progress.Progress(Console(file=out))
+    watch = progress.ConsoleProgress(Console(file=out))
     start = clock.now
     for second, status in states:
         clock.now = start + second

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from speedo.data import download, mnist
-from speedo.data.base import Prepared
+from speedo.data.base import PreparedDataset
 from speedo.data.download import file_sha256
 from speedo.data.mnist import prepare_fashion_mnist, prepare_mnist
 from speedo.data.roots import default_data_root, ensure_bundled
@@ -25,7 +25,7 @@ from tests.data.makers import IDX_NAMES, datum_image, idx_bytes, idx_folder, mea
 def test_databases_hold_the_source_in_its_order(tmp_path: Path, packed: bool) -> None:
     arrays = idx_folder(tmp_path / "source", packed=packed)
     prepared = prepare_fashion_mnist(tmp_path / "out", source=tmp_path / "source")
-    assert prepared == Prepared(
+    assert prepared == PreparedDataset(
         folder=tmp_path / "out",
         counts={"train_lmdb": 30, "test_lmdb": 7},
         shape=(1, 4, 5),

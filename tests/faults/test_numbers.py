@@ -38,7 +38,7 @@ def test_nonsense_is_refused_before_it_is_merged(
         with findings.tries(fault) as finding:
             poisoned(run, problem, times, factor, reason, usual, finding)
     run.stop_and_check()
-    run.failed_first("worker 1", "not finite")
+    run.failed_first("worker 1", f"{STRIKES} results in a row were refused")
 
 
 def poisoned(

@@ -24,7 +24,7 @@ from speedo.actors.ray_node.ports import (
 )
 from speedo.errors import ClusterError
 from speedo.run.config.run_config import make_config
-from speedo.study.doctor import Request
+from speedo.study.doctor import NodeRequest
 from speedo.study.doctor.cluster import free_ports
 from speedo.watch.console import Quiet
 from tests.support.commands import wait_until
@@ -189,7 +189,7 @@ def test_a_master_or_a_worker_by_ipv6_alone_is_refused_at_once(
         serve_master(make_config({"host": host}), Quiet(), token)
     with pytest.raises(ClusterError, match=words):
         wait_for_master([f"{host}:7000"], 60.0, lambda _: None)
-    (found,) = free_ports(Request(master=f"{host}:7000"))
+    (found,) = free_ports(NodeRequest(master=f"{host}:7000"))
     assert found.level == "fail"
 
 

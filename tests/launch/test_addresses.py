@@ -14,7 +14,7 @@ import pytest
 from speedo.cli.main import main
 from speedo.launch import connection
 from speedo.launch.cluster import Access
-from speedo.launch.commands import Plan, master_words
+from speedo.launch.commands import LaunchPlan, master_words
 from speedo.launch.connection import Connection
 from speedo.launch.hosts import Remote
 from speedo.launch.ssh import host_command
@@ -108,11 +108,11 @@ def test_the_password_of_redis_is_taken_out_of_its_url(
         assert url_with_password(bare) == url
 
 
-def launched(monkeypatch: pytest.MonkeyPatch, *words: str) -> Plan:
-    found: list[Plan] = []
+def launched(monkeypatch: pytest.MonkeyPatch, *words: str) -> LaunchPlan:
+    found: list[LaunchPlan] = []
 
     class Launcher:
-        def __init__(self, plan: Plan, *_: object) -> None:
+        def __init__(self, plan: LaunchPlan, *_: object) -> None:
             found.append(plan)
 
         def run(self) -> int:

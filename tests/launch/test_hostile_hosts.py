@@ -14,7 +14,7 @@ import pytest
 import speedo
 from speedo.launch import connection, held_ray
 from speedo.launch.cluster import Access
-from speedo.launch.commands import Plan
+from speedo.launch.commands import LaunchPlan
 from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.held_ray import HeldRay
@@ -131,7 +131,7 @@ def test_an_event_of_a_command_that_was_not_started_ends_its_host(event: dict[st
         def reject(self, why: str) -> None:
             rejected.append(why)
 
-    plan = Plan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
+    plan = LaunchPlan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
     made = Launcher(plan, Picture(ErrorConsole()), print)
     made._picture.host("node1", "1 worker")
     made._remotes["node1"] = Remote(Ended(), hello=HELLO["hello"])  # type: ignore[arg-type]

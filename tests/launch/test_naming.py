@@ -14,7 +14,7 @@ from rich.console import Console
 from speedo.errors import MachineError
 from speedo.launch import launcher
 from speedo.launch.cluster import Access
-from speedo.launch.commands import Plan
+from speedo.launch.commands import LaunchPlan
 from speedo.launch.connection import Connection
 from speedo.launch.hosts import Remote
 from speedo.launch.launcher import Launcher
@@ -61,7 +61,7 @@ class _Line:
 def test_a_host_that_fails_after_the_others_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "NAMED_S", 0.5)
     cluster = cluster_of("10.0.0.1,10.0.0.2,10.0.0.3", {})
-    plan = Plan(cluster, None, (), None, None, "run", None, None)
+    plan = LaunchPlan(cluster, None, (), None, None, "run", None, None)
     shown = StringIO()
     made = Launcher(plan, Picture(Console(file=shown, width=500)), lambda line: None)
     Hosts(

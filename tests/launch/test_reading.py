@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
 from speedo.errors import ConfigError
-from speedo.launch.cluster import Cluster, variables
+from speedo.launch.cluster import ClusterFile, variables
 from speedo.launch.read_cluster import cluster_of, read_cluster, read_host_file
 
 YAML = """\
@@ -43,7 +43,7 @@ POSEIDON = """\
 NO_KEY = "is no key of a cluster file; the keys here are username, ssh_key, ssh_port, virtualenv, directory, env"
 
 
-def read(folder: Path, text: str, **given: object) -> Cluster:
+def read(folder: Path, text: str, **given: object) -> ClusterFile:
     file = folder / "cluster"
     file.write_text(text)
     return read_cluster(file, given)

@@ -32,7 +32,7 @@ from speedo.messages import Checkpointed, Joined, Left, SaveState, Snapshotted, 
 from speedo.run_dir.checkpoint_file import (
     Checkpoint,
     Counters,
-    Progress,
+    TrainingProgress,
     WorkerState,
     checkpoints_in,
     read_checkpoint,
@@ -154,7 +154,7 @@ def test_a_checkpoint_has_the_books_the_center_and_what_the_workers_saved(tmp_pa
     assert done.bytes == path.stat().st_size
     found, layout = only(tmp_path), keeper.center.layout
     assert found.counters == Counters(
-        "run", 3, "sync", 6, 7, 14, 9, 12.0, layout.digest, {"late": 2}, Progress()
+        "run", 3, "sync", 6, 7, 14, 9, 12.0, layout.digest, {"late": 2}, TrainingProgress()
     )
     assert found.center.tolist() == [*range(layout.size)]
     assert found.master_history == b"master"

@@ -10,12 +10,12 @@ import pytest
 
 from speedo.master.journal import Journal, JournalFile, JournalInStore, entry_of, read_journals
 from speedo.messages import Merge, Part
-from speedo.run_dir.checkpoint_file import Counters, Progress, TurnLengths
+from speedo.run_dir.checkpoint_file import Counters, TrainingProgress, TurnLengths
 from speedo.storage import MemoryStore, keys
 from speedo.storage.lease import MasterFence, MasterLease
 from tests.support.disks import has_room, small_disk
 
-PROGRESS = Progress(1, 40, 0.5, 3, 2, TurnLengths(4, 2.25, 0.5, 64))
+PROGRESS = TrainingProgress(1, 40, 0.5, 3, 2, TurnLengths(4, 2.25, 0.5, 64))
 
 
 def counters(version: int, epoch: int = 2) -> Counters:

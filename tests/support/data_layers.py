@@ -43,10 +43,10 @@ def source_of(
 ) -> Any:
     """The layer of the PyTorch engine, before its setup; `place` as in Place."""
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layer import LayerContext
 
     param = text_format.Parse(layer, load_caffe().proto.caffe_pb2.LayerParameter())
-    return SOURCES[param.type](param, Place(**place), ahead=ahead, decoders=decoders)
+    return SOURCES[param.type](param, LayerContext(**place), ahead=ahead, decoders=decoders)
 
 
 def by_torch(layer: str, batches: int, *, ahead: bool | None = None, **place: Any) -> Batches:

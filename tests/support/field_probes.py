@@ -426,14 +426,14 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
 
     from speedo.engines.pytorch.data import SOURCES
     from speedo.engines.pytorch.fillers import fill
-    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layer import LayerContext
     from speedo.engines.pytorch.layers import LAYERS as KINDS
     from speedo.engines.pytorch.refused import type_here
 
     if param.type in SOURCES:
         return _read(
             SOURCES[param.type](
-                param, Place(phase, seed=3, folder=Path.cwd()), **_QUIET.get(param.type, {})
+                param, LayerContext(phase, seed=3, folder=Path.cwd()), **_QUIET.get(param.type, {})
             )
         )
     kind = KINDS.get(type_here(param))
@@ -441,7 +441,7 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
         raise EngineError(f"{param.type} is refused as a whole")
     rng = np.random.default_rng(7)
     bottoms = [torch.from_numpy(_values(one, rng)) for one in given]
-    made = kind(param, Place(phase, seed=3, folder=Path.cwd()))
+    made = kind(param, LayerContext(phase, seed=3, folder=Path.cwd()))
     made.setup([tuple(bottom.shape) for bottom in bottoms])
     for at, (bottom, one) in enumerate(zip(bottoms, given, strict=True)):
         free = all(isinstance(size, int) for size in one) and at not in made.constant

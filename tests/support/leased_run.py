@@ -6,7 +6,7 @@ from typing import Any
 
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 
 SEED = 5
 
@@ -21,8 +21,10 @@ class Run:
         self.turns: list[tuple[Lease, ...]] = []
         self.share = self.worker(0, **more)
 
-    def worker(self, worker: int, **more: Any) -> Share:
-        return Share(lambda request: self.lease(worker, request), self.merge_turn, SEED, **more)
+    def worker(self, worker: int, **more: Any) -> RecordShare:
+        return RecordShare(
+            lambda request: self.lease(worker, request), self.merge_turn, SEED, **more
+        )
 
     def lease(self, worker: int, request: LeaseRequest) -> Lease | NoLease:
         self.asked.append(request)

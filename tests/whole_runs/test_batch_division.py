@@ -26,7 +26,7 @@ from speedo.engines.solver.data_layers import count_records
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Vector
 from speedo.run.config.run_config import make_config
-from speedo.run.prepare import Prepared, check_nets, run_settings, with_division
+from speedo.run.prepare import PreparedRun, check_nets, run_settings, with_division
 from speedo.storage.memory_store import MemoryStore
 from speedo.system.bounds import EngineName
 from tests.support.nets import relative_difference, write_solver
@@ -180,7 +180,7 @@ def prepared_run(
     engine: EngineName,
     fields: Mapping[str, object] = MappingProxyType({}),
     **options: object,
-) -> Prepared:
+) -> PreparedRun:
     """What `prepare` makes of it, in this process: both engines take part here."""
     own = {"test_iter": None, "test_interval": None, "base_lr": 0.01, "max_iter": STEPS}
     solver = write_solver(folder, net, **{**own, **fields})
@@ -188,7 +188,7 @@ def prepared_run(
     config = make_config(chosen)
     spec = read_solver(solver, overrides=SolverOverrides(engine=engine))
     settings = run_settings(config, spec, "here")
-    return Prepared(config, settings, folder / "run", folder, count_records(spec))
+    return PreparedRun(config, settings, folder / "run", folder, count_records(spec))
 
 
 def plain(folder: Path, weights: Path, steps: int = STEPS) -> tuple[Vector, Vector]:

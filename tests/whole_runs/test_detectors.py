@@ -14,7 +14,7 @@ from speedo.engines.solver.data_layers import count_records
 from speedo.engines.solver.division import obstacle_to_parts
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.run.config.run_config import make_config
-from speedo.run.prepare import Prepared, check_nets, run_settings, with_division
+from speedo.run.prepare import PreparedRun, check_nets, run_settings, with_division
 from speedo.storage.memory_store import MemoryStore
 from tests.support.commands import Commands
 from tests.support.detection import faster_rcnn_net, make_databases, solver_text, ssd_net
@@ -93,7 +93,7 @@ def test_two_workers_make_the_step_of_one_or_say_that_they_do_not(
         config = make_config({"workers": workers, "engine": "torch", "run_dir": str(tmp_path)})
         spec = read_solver(solver, overrides=SolverOverrides(engine="torch"))
         settings = run_settings(config, spec, "here")
-        run = Prepared(config, settings, tmp_path / "run", tmp_path, count_records(spec))
+        run = PreparedRun(config, settings, tmp_path / "run", tmp_path, count_records(spec))
         if workers == 2:
             facts = check_nets(run, tmp_path)
             assert facts.division == division

@@ -10,7 +10,7 @@ import pytest
 from speedo.errors import ConfigError
 from speedo.run.config.run_config import make_config
 from speedo.run.headline import headline
-from speedo.run.prepare import Prepared, prepare
+from speedo.run.prepare import PreparedRun, prepare
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.registry import make_strategy
 from tests.support.nets import SMOOTH, net_text, write_data, write_solver
@@ -18,7 +18,7 @@ from tests.support.nets import SMOOTH, net_text, write_data, write_solver
 pytestmark = pytest.mark.caffe
 
 
-def prepared(folder: Path, options: dict[str, Any], **fields: Any) -> Prepared:
+def prepared(folder: Path, options: dict[str, Any], **fields: Any) -> PreparedRun:
     write_data(folder)
     text = net_text(SMOOTH, train=f"{folder}/train", test=f"{folder}/test")
     solver = write_solver(folder, text, **{"momentum": 0.9, **fields})

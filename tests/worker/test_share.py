@@ -14,7 +14,7 @@ import pytest
 from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, order_of
 from speedo.master.lease_book import LeaseBook
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 from tests.support.leased_run import SEED, Run
 
 # ---------------------------------------------------------------- what a script gives
@@ -164,7 +164,7 @@ def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None
     book, data = LeaseBook(SEED), list(range(records))
     merged: Counter[tuple[int, int]] = Counter()
     turns: list[int] = []
-    running: dict[int, tuple[int, Share, Iterator[Any]]] = {}
+    running: dict[int, tuple[int, RecordShare, Iterator[Any]]] = {}
     processes, tickets = 0, 0
 
     def settle(ticket: int) -> None:
@@ -175,13 +175,13 @@ def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None
         else:
             book.dropped(ticket)
 
-    def publish(worker: int, incarnation: int, share: Share) -> None:
+    def publish(worker: int, incarnation: int, share: RecordShare) -> None:
         nonlocal tickets
         tickets += 1
         book.trained(worker, incarnation, tickets, share.taken()[0])
         turns.append(tickets)
 
-    def script(share: Share) -> Iterator[Any]:
+    def script(share: RecordShare) -> Iterator[Any]:
         for epoch in range(epochs):
             for one in share.batches(data, batch, True, epochs if known else 0):
                 yield one
@@ -203,7 +203,7 @@ def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None
                 if other in running and running[other][0] != -1:
                     go(other)
 
-        share = Share(
+        share = RecordShare(
             lambda request: book.lease(worker, incarnation, request),
             wait,
             SEED,

@@ -24,7 +24,7 @@ from speedo.actors.ray_node.actor_class import actor_class
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, Meaning, SpeedoError
 from speedo.run.config.resources import parse_resources
-from speedo.run.prepare import Prepared
+from speedo.run.prepare import PreparedRun
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import HOSTS
 from speedo.version import VERSION
@@ -64,7 +64,7 @@ class Fleet:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         note: Callable[[str], None],
         *,
         hosts: bool = False,
@@ -130,7 +130,7 @@ class Fleet:
         self._note(text)
         return count
 
-    def start(self, master: Any, prepared: Prepared) -> None:
+    def start(self, master: Any, prepared: PreparedRun) -> None:
         """Have the workers of the run as it was begun started, and from now on look after them."""
         self._master, self._prepared = master, prepared
         if not self._hosts:

@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LayerContext:
     """Where a layer runs: the phase of its net, and the shard that its data layers read.
 
     `phase` is "TRAIN" or "TEST". `seed` is the solver's, or None. Relative files are searched in `folder`.
@@ -66,7 +66,7 @@ class Layer(ABC):
     # The bottoms that `counted` reads.
     counts: ClassVar[tuple[int, ...]] = (1,)
 
-    def __init__(self, param: Any, place: Place) -> None:
+    def __init__(self, param: Any, place: LayerContext) -> None:
         self.param = param
         self.place = place
         self.name = str(param.name)

@@ -19,7 +19,7 @@ from speedo.engines.layer_notes import note_backward, note_forward, noting
 from speedo.engines.pytorch.data import SOURCES
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.flat import FlatParameters
-from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape, SourceLayer
+from speedo.engines.pytorch.layer import BlobSpec, Layer, LayerContext, Shape, SourceLayer
 from speedo.engines.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
 from speedo.engines.pytorch.layers import LAYERS
 from speedo.engines.pytorch.layers.detection import DetectionEvaluate
@@ -78,7 +78,7 @@ class Net:
         try:
             for param in net.layer:
                 own = _phase_of(param, phase)
-                self._add(param, Place(own, rank, count, seed, folder), unread)
+                self._add(param, LayerContext(own, rank, count, seed, folder), unread)
             readers = readers_of(self._wired, len(self._shapes))
             check_in_place(self._wired, readers)
             find_losses(self._wired, readers)
@@ -267,7 +267,7 @@ class Net:
         for source in self.sources:
             source.close()
 
-    def _add(self, param: Any, place: Place, unread: set[str]) -> None:
+    def _add(self, param: Any, place: LayerContext, unread: set[str]) -> None:
         """Wire and set up one layer."""
         known = type_here(param)
         kind = LAYERS.get(known) or SOURCES.get(known)

@@ -19,7 +19,7 @@ from speedo.run.script_link import Start
 from speedo.worker.driven_team import Comes, DrivenTeam, Row
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.membership import Membership
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 from speedo.worker.team_space import MOST_DEALT
 
 EXCHANGES: Final = ("gradients", "deltas")
@@ -63,7 +63,7 @@ class GradientTurns:
         end_turn: Callable[[], None],
         lose_turn: Callable[[SpeedoError], None],
         turns: TurnSource,
-        share: Share,
+        share: RecordShare,
     ) -> None:
         self._gradients = stepped.gradients()
         self._turns, self._share = turns, share

@@ -20,7 +20,7 @@ from speedo.run.script.collectives import Collectives
 from speedo.run.script.events import ScriptEvents
 from speedo.run.script.gathering import gather
 from speedo.run.script.gradients import check_exchange
-from speedo.run.script.kept_state import KeptState
+from speedo.run.script.kept_state import ScriptState
 from speedo.run.script.script_turns import ScriptTurns
 from speedo.run.script.shared_test import batches_to_test
 from speedo.run.script.testing import Measure, in_words, measured
@@ -35,7 +35,7 @@ from speedo.run_dir.events import (
 from speedo.system.kept_memory import keep_freed_memory
 from speedo.watch.callbacks import Callbacks
 from speedo.worker.array_weights import ArrayWeights
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 from speedo.worker.weights import Weights
 
 _NO_MORE: Final = object()
@@ -116,8 +116,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
         self._collectives = Collectives()
-        self._kept = KeptState(stepped)
-        self._share = Share(self._own.lease, lambda: None, 0)
+        self._kept = ScriptState(stepped)
+        self._share = RecordShare(self._own.lease, lambda: None, 0)
         self._epochs, self._steps, self._first_epoch = 0, 0, 0
         self._shares = False  # `share` was called
         self._tested = 0  # calls of `test`
@@ -226,7 +226,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if data is None:
             metrics = measured(measure, self._stepped)
         else:
-            share = Share(OwnBook().lease, lambda: None, 0)
+            share = RecordShare(OwnBook().lease, lambda: None, 0)
             metrics = measured(measure, self._stepped, batches_to_test(share, data, batch))
             share.close()
         print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)

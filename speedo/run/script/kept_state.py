@@ -15,7 +15,7 @@ from speedo.messages import SaveState, StateSaved
 from speedo.storage.base import Store
 
 
-class KeptState:
+class ScriptState:
     """Saved and restored in the script's own thread, between two steps; no pickle."""
 
     def __init__(self, stepped: Any) -> None:

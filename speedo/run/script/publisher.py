@@ -12,13 +12,13 @@ from speedo.exchange.lease import Lease
 from speedo.messages import Train, Trained
 from speedo.run.script.turns import TurnSource
 from speedo.storage.meaning import passes
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 
 
 class Publisher:
     """Results go in by `publish` and are answered in their order. Records of those that are lost go back to `share`."""
 
-    def __init__(self, turns: TurnSource, share: Share) -> None:
+    def __init__(self, turns: TurnSource, share: RecordShare) -> None:
         self._turns, self._share = turns, share
         self._lost: SimpleQueue[tuple[Lease, ...]] = SimpleQueue()
         self._thread = ThreadPoolExecutor(1, "publish")

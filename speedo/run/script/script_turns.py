@@ -33,7 +33,7 @@ from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
 from speedo.run.scratch import LEAVES
 from speedo.run.script.gradients import GradientTurns, exchanges_gradients
-from speedo.run.script.kept_state import KeptState
+from speedo.run.script.kept_state import ScriptState
 from speedo.run.script.publisher import Publisher
 from speedo.run.script.shared_test import SharedTest
 from speedo.run.script.testing import Measure, center_tested, measured
@@ -41,7 +41,7 @@ from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import VARIABLE, Hello, Start
 from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.overlapping_turns import OverlappingDrivenWorker
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 from speedo.worker.weights import Weights
 
 LOOK_S: Final = 0.2  # between two looks whether records came back
@@ -62,7 +62,7 @@ class ScriptTurns:
         weights: Weights,
         stepped: Any,
         exchange: str | None,
-        kept: KeptState,
+        kept: ScriptState,
     ) -> None:
         """`stepped` is a module with its optimizer, None where arrays are trained; `exchange` as in `speedo.join`."""
         place = start.place
@@ -73,7 +73,7 @@ class ScriptTurns:
         self._asked: LeaseRequest | None = None
         self._pauses = False
         self._publisher: Publisher | None = None  # of results, where turns overlap
-        self.share = Share(
+        self.share = RecordShare(
             self._lease,
             self._wait,
             start.settings.seed,

@@ -12,7 +12,7 @@ from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import Records, Tested
 from speedo.run.script.turns import AGAIN_S, TurnSource
 from speedo.run.script_link import TestTurn
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 
 LEASES: Final = 10  # for each worker, if all are equally fast
 _NO_MORE: Final = object()
@@ -20,7 +20,7 @@ _NO_MORE: Final = object()
 MeasureBatches = Callable[..., dict[str, float]]
 
 
-def batches_to_test(share: Share, data: Any, batch: int | None) -> Any:
+def batches_to_test(share: RecordShare, data: Any, batch: int | None) -> Any:
     """The batches of one pass of `share` over `data`. Raises `ConfigError` for what has no numbered records."""
     try:
         return share.batches(data, batch, epochs=1)
@@ -33,7 +33,7 @@ class SharedTest:
 
     def __init__(self, turns: TurnSource, data: Any, batch: int | None, workers: int) -> None:
         self._turns, self._data, self._batch = turns, data, batch
-        self._share = Share(self._lease, lambda: None, seed=0)
+        self._share = RecordShare(self._lease, lambda: None, seed=0)
         batches_to_test(self._share, data, batch)
         self.records = self._share.records
         self._share.steps = max(1, self.records // (LEASES * workers * self._share.batch))

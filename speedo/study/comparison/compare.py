@@ -18,7 +18,7 @@ from speedo.engines.solver.data_layers import count_records
 from speedo.errors import ConfigError, SolverError
 from speedo.run.chosen_solver import chosen_solver
 from speedo.run.datasets import make_dataset, preparable_dataset
-from speedo.study.comparison.one_run import Place, command_of, make
+from speedo.study.comparison.one_run import RunFiles, command_of, make
 from speedo.study.comparison.outcome import histories, write_outcome
 from speedo.study.comparison.sequential import engine_of, spec_of
 from speedo.study.comparison.throughput import ROUGH_S, Forecasts, calibration_of, measured
@@ -48,7 +48,7 @@ class Comparison(ABC):
     problems: list[str] = field(default_factory=list)
 
     @abstractmethod
-    def command(self, place: Place, run: Planned) -> list[str]:
+    def command(self, place: RunFiles, run: Planned) -> list[str]:
         """The command that makes the run, or continues it. Raises `ConfigError`."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Comparison(ABC):
 
     def _one(self, number: int, run: Planned, rates: _Rates, watch: Watch) -> bool:
         """Make one run, if it is not finished; whether there was anything to do."""
-        place = Place(self.folder, run.name)
+        place = RunFiles(self.folder, run.name)
         if place.state(run.max_iter) == "finished":
             return False
         title = f"[{number + 1}/{len(self.runs)}] {run.name}"
@@ -125,7 +125,7 @@ class SolverComparison(Comparison):
         calibration = measured(self.wish, ROUGH_S, note)
         return Forecasts(calibration, cores()).seconds(self.runs)
 
-    def command(self, place: Place, run: Planned) -> list[str]:
+    def command(self, place: RunFiles, run: Planned) -> list[str]:
         return command_of(place, run)
 
     def forecasts(self, note: Callable[[str], None]) -> Forecasts:

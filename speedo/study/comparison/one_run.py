@@ -36,7 +36,7 @@ Look = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunFiles:
     """The files of a run in the comparison's folder."""
 
     folder: Path
@@ -103,7 +103,7 @@ class Place:
         return said[-1].removeprefix("speedo: ") if said else "it said nothing"
 
 
-def make(place: Place, run: Planned, command: list[str], look: Look) -> str:
+def make(place: RunFiles, run: Planned, command: list[str], look: Look) -> str:
     """Make the run by this command; returns what went wrong, or nothing.
 
     `look` is called with the iteration from time to time. On Ctrl-C, or another signal, the run is asked to end, which
@@ -139,7 +139,7 @@ def beginning() -> list[str]:
     return [*words, sys.executable, "-P", "-m"]
 
 
-def remove_former(place: Place) -> None:
+def remove_former(place: RunFiles) -> None:
     """Remove what an earlier try has left of the run. Raises `ConfigError`."""
     try:
         if place.run_dir.exists():
@@ -150,7 +150,7 @@ def remove_former(place: Place) -> None:
         ) from None
 
 
-def command_of(place: Place, run: Planned) -> list[str]:
+def command_of(place: RunFiles, run: Planned) -> list[str]:
     """Of a run with the options of `run`; a broken one continues from its last checkpoint. Raises `ConfigError`."""
     words = beginning()
     if place.has_checkpoint(run):

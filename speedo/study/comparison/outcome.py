@@ -11,7 +11,7 @@ from typing import Final
 
 from speedo.errors import DataError
 from speedo.run_dir.directory import METRICS, write_whole
-from speedo.study.comparison.one_run import Place
+from speedo.study.comparison.one_run import RunFiles
 from speedo.study.comparison.wish import Planned, ScriptWish, Wish, plain_of
 from speedo.system.json_lines import plain
 from speedo.version import VERSION
@@ -29,7 +29,7 @@ def histories(folder: Path, runs: Sequence[Planned]) -> list[RunHistory]:
     """The runs that have begun."""
     found = []
     for run in runs:
-        place = Place(folder, run.name)
+        place = RunFiles(folder, run.name)
         if (place.run_dir / METRICS).is_file():
             found.append(read_history(place.run_dir))
     return [run for run in found if run.ends]
@@ -48,7 +48,7 @@ def write_outcome(
 
     Raises `DataError`.
     """
-    done = sum(Place(folder, run.name).state(run.max_iter) == "finished" for run in runs)
+    done = sum(RunFiles(folder, run.name).state(run.max_iter) == "finished" for run in runs)
     machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {platform.system()}"
     data = {
         "version": VERSION,

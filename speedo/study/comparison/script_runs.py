@@ -13,7 +13,7 @@ from speedo.errors import ConfigError
 from speedo.run.config.run_config import make_config
 from speedo.run_dir.events import ResultMerged, read_events
 from speedo.study.comparison.compare import Comparison
-from speedo.study.comparison.one_run import Place, beginning, remove_former
+from speedo.study.comparison.one_run import RunFiles, beginning, remove_former
 from speedo.study.comparison.outcome import histories, write_outcome
 from speedo.study.comparison.throughput import Forecasts
 from speedo.study.comparison.wish import Planned, ScriptWish, check_runs, planned, variants
@@ -30,7 +30,7 @@ class ScriptComparison(Comparison):
 
     wish: ScriptWish
 
-    def command(self, place: Place, run: Planned) -> list[str]:
+    def command(self, place: RunFiles, run: Planned) -> list[str]:
         remove_former(place)
         words = [*beginning(), "speedo", "run", "--run-dir", str(place.run_dir)]
         return [*words, *_words(run.options), *self.wish.script]

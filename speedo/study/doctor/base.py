@@ -46,7 +46,7 @@ class Net:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NodeRequest:
     """A node to examine: as the worker of the master at host:port, or alone or as a master's if `master` is None.
 
     `host` and `port` are where a master here would listen. `facts` are the master's
@@ -95,7 +95,7 @@ class Check:
     With `quick` it takes milliseconds, and is made before each run too, which a `fail` ends.
     """
 
-    find: Callable[[Request], Iterable[Finding]]
+    find: Callable[[NodeRequest], Iterable[Finding]]
     stage: Stage = "resources"
     quick: bool = False
 

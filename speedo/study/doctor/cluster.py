@@ -14,7 +14,7 @@ from speedo.errors import ClusterError, SpeedoError
 from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
-from speedo.study.doctor.base import Finding, Request, fail, ok, warn
+from speedo.study.doctor.base import Finding, NodeRequest, fail, ok, warn
 from speedo.version import VERSION
 
 REACH_S: Final = 4.0  # a running master answers at once; after this a line says that we wait
@@ -22,7 +22,7 @@ LARGEST_SKEW_S: Final = 2.0
 LOOPBACK: Final = "127.0.0.1"
 
 
-def token(request: Request) -> tuple[list[Finding], str | None]:
+def token(request: NodeRequest) -> tuple[list[Finding], str | None]:
     """The token: whether it exists, is private to its owner, and is long enough. It is never shown."""
     try:
         secret = load_token(request.token_file)
@@ -38,7 +38,9 @@ def token(request: Request) -> tuple[list[Finding], str | None]:
     return [ok("token", f"in {place}")], secret
 
 
-def examine_master(request: Request, secret: str | None) -> tuple[list[Finding], dict[str, Any]]:
+def examine_master(
+    request: NodeRequest, secret: str | None
+) -> tuple[list[Finding], dict[str, Any]]:
     """The master's facts, and whether this node could join it; without a master, no findings."""
     if request.master is None or request.facts is not None:
         return [], request.facts or {}
@@ -82,7 +84,7 @@ def _clock(ahead: float) -> Finding:
     return ok("clock", f"within {LARGEST_SKEW_S:.0f} s of the master's")
 
 
-def free_ports(request: Request) -> Iterator[Finding]:
+def free_ports(request: NodeRequest) -> Iterator[Finding]:
     """Whether the ports on which this node would listen are free: a master's, or those of a node with workers."""
     try:
         if request.master is None:
@@ -107,7 +109,7 @@ def free_ports(request: Request) -> Iterator[Finding]:
             yield fail("ports", str(error))
 
 
-def own_redis(request: Request) -> Iterator[Finding]:
+def own_redis(request: NodeRequest) -> Iterator[Finding]:
     """The user's own Redis server, if the run would use one."""
     if request.redis is None:
         return

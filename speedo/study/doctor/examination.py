@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from speedo.engines.make import prepare_to_read
-from speedo.study.doctor.base import Finding, Request
+from speedo.study.doctor.base import Finding, NodeRequest
 from speedo.study.doctor.checks import findings
 from speedo.study.doctor.cluster import examine_master, free_ports, own_redis, token
 from speedo.study.doctor.engines import engines, memory_of, pycaffe, torch
 from speedo.study.doctor.solver import choice_of, examine_solver
 
 
-def examine(request: Request) -> list[Finding]:
+def examine(request: NodeRequest) -> list[Finding]:
     """All findings, in the order in which a run would meet the problems. Changes nothing on the node.
 
     The master is asked while Caffe is tried, each in a child process: both take seconds.

@@ -7,7 +7,7 @@ import os
 from speedo.errors import MachineError
 from speedo.run.config.run_config import RunConfig
 from speedo.sgd_modes.registry import parts_outside
-from speedo.study.doctor.base import Request
+from speedo.study.doctor.base import NodeRequest
 from speedo.study.doctor.checks import quick_findings
 from speedo.system.workplace import check_workplace
 
@@ -17,7 +17,7 @@ def require_for(config: RunConfig) -> None:
     resumes = config.resume is not None and os.path.isdir(config.resume)
     place = config.resume if resumes else config.run_dir
     require(
-        Request(workers=config.workers, run_dir=place, threads=config.threads, bind=config.bind)
+        NodeRequest(workers=config.workers, run_dir=place, threads=config.threads, bind=config.bind)
     )
     if parts_outside(config):
         # It has the simulator, which other runs need not load.
@@ -26,7 +26,7 @@ def require_for(config: RunConfig) -> None:
         require_sound(config)
 
 
-def require(request: Request) -> None:
+def require(request: NodeRequest) -> None:
     """Raises `ConfigError`, or `MachineError` with the doctor's own sentences, if a check fails.
 
     Takes milliseconds and starts nothing. Warnings are ignored here: the run reports them itself, or works without.

@@ -29,13 +29,13 @@ from speedo.run.chosen_solver import chosen_solver
 from speedo.run.config.engine_checks import problems_of_engine
 from speedo.run.datasets import preparable_dataset
 from speedo.run.remote_inputs import located
-from speedo.study.doctor.base import Finding, Net, Request, fail, ok, size, warn
+from speedo.study.doctor.base import Finding, Net, NodeRequest, fail, ok, size, warn
 from speedo.study.doctor.step import step_finding
 
 BUILD_S: Final = 60.0
 
 
-def choice_of(request: Request, facts: dict[str, Any]) -> EngineChoice:
+def choice_of(request: NodeRequest, facts: dict[str, Any]) -> EngineChoice:
     """What a run here would compute with: the master's engine, if that is known, on this host's device."""
     with suppress(KeyError, TypeError):
         masters = EngineChoice(**facts["engine"])
@@ -50,7 +50,7 @@ def choice_of(request: Request, facts: dict[str, Any]) -> EngineChoice:
 
 
 def examine_solver(
-    request: Request, facts: dict[str, Any], choice: EngineChoice = CAFFE
+    request: NodeRequest, facts: dict[str, Any], choice: EngineChoice = CAFFE
 ) -> tuple[list[Finding], Net | None]:
     """Findings about solver, data and net; the net is None if it could not be built.
 
@@ -109,7 +109,7 @@ def examine_solver(
     return found, Net(net.nbytes, net.memory, models, choice.engine, choice.micro_batch)
 
 
-def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:
+def _read(request: NodeRequest, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:
     root = (located(request.data_root) or default_data_root()).absolute()
     overrides = SolverOverrides(
         cpu=choice.device == "cpu", engine=choice.engine, ignore_unknown=request.ignore_unknown
@@ -126,7 +126,7 @@ def _read(request: Request, facts: dict[str, Any], choice: EngineChoice) -> Solv
     return read_solver(chosen_solver(request.solver), overrides=overrides, data_root=root)
 
 
-def facts_of(request: Request) -> dict[str, Any]:
+def facts_of(request: NodeRequest) -> dict[str, Any]:
     """What a master here would publish of its solver, as far as that is known before it runs. Raises `SpeedoError`."""
     choice = choice_of(request, {})
     prepare_to_read(choice.engine)

@@ -196,7 +196,7 @@ def _mode(options: Mapping[str, Any]) -> str:
     return str(options.get("mode", "sync"))
 
 
-def _waits(mode: str, workers: list[Worker]) -> bool:
+def _waits(mode: str, workers: list[WorkerTurns]) -> bool:
     return has_rounds(mode) and len(workers) > 1
 
 
@@ -208,7 +208,7 @@ def _message(rest: float, masters: float) -> float:
 # ---------------------------------------------------------------- arithmetic
 
 
-def _rest(workers: list[Worker], *, waits: bool) -> float:
+def _rest(workers: list[WorkerTurns], *, waits: bool) -> float:
     """The time of messages and master in a turn, without waiting for other workers as far as that can be separated.
 
     In a round of sync the slowest worker waits for nobody. In the other modes another worker may be before it at the
@@ -222,7 +222,7 @@ def _rest(workers: list[Worker], *, waits: bool) -> float:
     return rests[len(rests) // (2 if len(workers) == 1 else 4)]
 
 
-def _meeting(workers: list[Worker], load: float, merge: float) -> float | None:
+def _meeting(workers: list[WorkerTurns], load: float, merge: float) -> float | None:
     """What is left for each of two meetings of a round, and each other member; None if there was no team.
 
     The sum costs each member what merging a payload costs the master.
@@ -281,7 +281,7 @@ def _origin(folder: Path, turns: int, workers: int, cores: int) -> dict[str, str
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MergedTurn:
     """One merged turn, in seconds; `rest` is the part that the worker did not measure.
 
     A turn of a team has `rounds`; `team` is the time for waiting for the other members and for summing.
@@ -302,11 +302,11 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerTurns:
     """The turns of one worker, and when its last result was merged."""
 
     last: float | None = None
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[MergedTurn] = field(default_factory=list)
 
 
 def options_of(folder: Path) -> dict[str, Any]:
@@ -324,14 +324,14 @@ def options_of(folder: Path) -> dict[str, Any]:
     return options
 
 
-def turns_of(folder: Path) -> list[Worker]:
+def turns_of(folder: Path) -> list[WorkerTurns]:
     """The turns of each worker after the warm-up. Raises `ConfigError` if they are too few, `DataError`."""
-    workers: dict[int, Worker] = {}
+    workers: dict[int, WorkerTurns] = {}
     for event in read_events(folder):
         if isinstance(event, RunFinished):
             break
         if isinstance(event, ResultMerged | ResultDropped):
-            _take(workers.setdefault(event.worker, Worker()), event)
+            _take(workers.setdefault(event.worker, WorkerTurns()), event)
     found = [worker for worker in workers.values() if len(worker.turns) >= FEWEST]
     if not found:
         raise ConfigError(
@@ -342,7 +342,7 @@ def turns_of(folder: Path) -> list[Worker]:
     return found
 
 
-def _take(worker: Worker, event: ResultMerged | ResultDropped) -> None:
+def _take(worker: WorkerTurns, event: ResultMerged | ResultDropped) -> None:
     """Add one result."""
     before, worker.last = worker.last, event.seconds
     if before is None or isinstance(event, ResultDropped):
@@ -351,10 +351,12 @@ def _take(worker: Worker, event: ResultMerged | ResultDropped) -> None:
     if timings.keys() >= _PARTS and event.samples:
         own = {name: timings[name] for name in WORKER_PARTS if name in timings}
         rest = max(0.0, event.seconds - before - sum(own.values()))
-        worker.turns.append(Turn(event.samples, **own, rest=rest, rounds=len(event.losses) or 1))
+        worker.turns.append(
+            MergedTurn(event.samples, **own, rest=rest, rounds=len(event.losses) or 1)
+        )
 
 
-def leaders_of(workers: list[Worker]) -> list[Worker]:
+def leaders_of(workers: list[WorkerTurns]) -> list[WorkerTurns]:
     """Those whose fetches and publications are of the model: in teams the one that publishes, who takes longest for it.
 
     On one host there is one team; of several hosts the slowest tells enough.
@@ -364,12 +366,12 @@ def leaders_of(workers: list[Worker]) -> list[Worker]:
     return [max(workers, key=lambda one: sum(turn.publish for turn in one.turns) / len(one.turns))]
 
 
-def in_teams(workers: list[Worker]) -> bool:
+def in_teams(workers: list[WorkerTurns]) -> bool:
     """Whether these workers trained together."""
     return len(workers) > 1 and any(turn.team is not None for one in workers for turn in one.turns)
 
 
-def team_seconds(workers: list[Worker]) -> float:
+def team_seconds(workers: list[WorkerTurns]) -> float:
     """What the meetings and the sums of a round take: of each turn the least, by whom the others waited for."""
     turns = zip(*(one.turns for one in workers if one.turns[0].team is not None), strict=False)
     least: list[float] = [min((turn.team or 0.0) / turn.rounds for turn in one) for one in turns]

@@ -23,7 +23,7 @@ from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.errors import ConfigError, SolverError
 from speedo.run.scratch import scratch_folder
 from speedo.study.scoring.models import Model
-from speedo.study.scoring.score import Progress, Score, score_models
+from speedo.study.scoring.score import Score, ScoringListener, score_models
 from speedo.system.remedies import lacking
 
 Ranges = Literal["percentile", "minmax"]
@@ -57,7 +57,7 @@ def score_in_int8(
     spec: SolverSpec,
     model: Model,
     workers: int,
-    progress: Progress,
+    progress: ScoringListener,
     choice: EngineChoice,
     calibration: Calibration,
     note: Callable[[str], None],

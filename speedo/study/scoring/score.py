@@ -31,7 +31,7 @@ SCORER: Final = "speedo.study.scoring.scoring_process"
 SILENCE_S: Final = 600.0  # without a batch of any child; a batch takes less
 
 
-class Progress(Protocol):
+class ScoringListener(Protocol):
     """Hears of what is done, in the thread of the caller."""
 
     def begin(self, model: Model, batches: int) -> None: ...
@@ -59,7 +59,7 @@ def score_models(
     spec: SolverSpec,
     models: Sequence[Model],
     workers: int,
-    progress: Progress,
+    progress: ScoringListener,
     choice: EngineChoice = CAFFE,
     elsewhere: Iterable[str] = (),
 ) -> Iterator[Score]:
@@ -126,7 +126,7 @@ class _Scorers:
             self._lines.put((index, line))
         self._lines.put((index, None))
 
-    def score(self, model: Model, progress: Progress) -> tuple[list[Part], int]:
+    def score(self, model: Model, progress: ScoringListener) -> tuple[list[Part], int]:
         """The parts of all children, and the records that they scored."""
         for child in self._children:
             child.say(str(model.path.absolute()))

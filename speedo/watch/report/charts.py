@@ -32,7 +32,7 @@ Place = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlottedLine:
     """A line by rising x, with a band from `lows` to `highs` if they are given; one point is drawn as a point."""
 
     label: str
@@ -98,7 +98,7 @@ def line_chart(
     title: str,
     across: str,
     up: str,
-    lines: Sequence[Line],
+    lines: Sequence[PlottedLine],
     *,
     level: tuple[float, str] | None = None,
     quiet: float = 0.1,
@@ -163,7 +163,7 @@ def line_chart(
 
 
 def _extent(
-    lines: Sequence[Line], after: float, level: tuple[float, str] | None
+    lines: Sequence[PlottedLine], after: float, level: tuple[float, str] | None
 ) -> tuple[float, float]:
     values = [] if level is None else [level[0]]
     for line in lines:
@@ -175,7 +175,7 @@ def _extent(
     return low - room, high + room
 
 
-def _drawn(line: Line, at_x: Place, at_y: Place) -> str:
+def _drawn(line: PlottedLine, at_x: Place, at_y: Place) -> str:
     points = [(at_x(x), at_y(y)) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(y)]
     parts = [f'<g class="line c{line.colour} d{line.dash}" data-label="{escape(line.label)}">']
     if line.lows and line.highs:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from speedo.watch.report.charts import COLOURS, Line
+from speedo.watch.report.charts import COLOURS, PlottedLine
 from speedo.watch.report.equal_loss import seconds_at
 from speedo.watch.report.figures import SEQUENTIAL, Figures, Series
 from speedo.watch.report.run_history import RunHistory
@@ -80,15 +80,15 @@ class Panels:
             found.append(Panel(title, (reference, *others)))
         return found
 
-    def losses(self, panel: Panel, axis: Axis) -> list[Line]:
+    def losses(self, panel: Panel, axis: Axis) -> list[PlottedLine]:
         """The curves that the loss is compared by."""
         return [line for one in panel.series if (line := self._loss(one, axis)) is not None]
 
-    def accuracies(self, panel: Panel, axis: Axis) -> list[Line]:
+    def accuracies(self, panel: Panel, axis: Axis) -> list[PlottedLine]:
         """Accuracy at each test; means over the seeds that were tested after as many images."""
         return [line for one in panel.series if (line := self._accuracy(one, axis)) is not None]
 
-    def rates(self, panel: Panel) -> list[Line]:
+    def rates(self, panel: Panel) -> list[PlottedLine]:
         """Images/s over equal stretches of the time of each series' first run."""
         found = []
         for one in panel.series:
@@ -109,7 +109,7 @@ class Panels:
             return lambda images: images / rate
         return lambda images: seconds_at(run, images)
 
-    def _loss(self, one: Series, axis: Axis) -> Line | None:
+    def _loss(self, one: Series, axis: Axis) -> PlottedLine | None:
         pairs = [(r, c) for r, c in zip(one.runs, one.curves, strict=True) if len(c.images)]
         if not pairs:
             return None
@@ -122,7 +122,7 @@ class Panels:
         across = np.mean([[self._x(one, r, axis)(x) for x in grid] for r, _ in pairs], axis=0)
         return self._line(one, list(across), values)
 
-    def _accuracy(self, one: Series, axis: Axis) -> Line | None:
+    def _accuracy(self, one: Series, axis: Axis) -> PlottedLine | None:
         found: dict[int, list[tuple[float, float]]] = {}
         for run in one.runs:
             # Asynchronous runs are tested a few images later than they should: to the nearest hundredth of an epoch.
@@ -139,10 +139,10 @@ class Panels:
 
     def _line(
         self, one: Series, across: Sequence[float], values: np.ndarray, dots: bool = False
-    ) -> Line:
+    ) -> PlottedLine:
         ink, several = self.ink(one), len(values) > 1
         mean = values.mean(axis=0)
-        return Line(
+        return PlottedLine(
             ink.label, ink.colour, ink.dash, [float(x) for x in across], [float(y) for y in mean],
             [float(y) for y in values.min(axis=0)] if several else (),
             [float(y) for y in values.max(axis=0)] if several else (),

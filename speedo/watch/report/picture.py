@@ -6,7 +6,7 @@ from textwrap import wrap
 from typing import IO, Any, Final
 
 from speedo.system.remedies import lacking
-from speedo.watch.report.charts import Line
+from speedo.watch.report.charts import PlottedLine
 from speedo.watch.report.figures import Figures
 from speedo.watch.report.panels import Ink, Panels, staleness_shares
 from speedo.watch.report.sections import STEEP
@@ -120,7 +120,7 @@ def _height(label: str) -> float:
     return BAR + LINE * (1 + label.count("\n"))
 
 
-def _style(ink: Ink | Line) -> dict[str, Any]:
+def _style(ink: Ink | PlottedLine) -> dict[str, Any]:
     return {"color": INKS[ink.colour], "linestyle": DASHES[ink.dash], "linewidth": 1.6}
 
 
@@ -132,7 +132,7 @@ def _label(axis: Any, across: str, up: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_lines(axis: Any, lines: list[Line], quiet: float) -> None:
+def _draw_lines(axis: Any, lines: list[PlottedLine], quiet: float) -> None:
     right = max((max(line.xs) for line in lines), default=1.0)
     late: list[float] = []
     for line in lines:

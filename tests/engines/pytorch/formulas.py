@@ -19,13 +19,13 @@ def layer_of(
     text: str, shapes: Sequence[tuple[int, ...]], phase: str = "TRAIN", tops: int = 1
 ) -> tuple[Any, Any]:
     """The layer with this inside of a prototxt's `layer { }`, after its setup; and the shapes of its tops."""
-    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layer import LayerContext
     from speedo.engines.pytorch.layers import LAYERS
     from speedo.engines.pytorch.refused import type_here
 
     named = " ".join(f'top: "top{at}"' for at in range(tops))
     net = text_format.Parse(f'layer {{ name: "tried" {named} {text} }}', caffe_pb2.NetParameter())
-    layer = LAYERS[type_here(net.layer[0])](net.layer[0], Place(phase, seed=1))
+    layer = LAYERS[type_here(net.layer[0])](net.layer[0], LayerContext(phase, seed=1))
     return layer, layer.setup(shapes)
 
 

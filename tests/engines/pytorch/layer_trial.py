@@ -80,14 +80,14 @@ def trial(
 
 def set_up(layer: str, shapes: Sequence[tuple[int, ...]], phase: str = "TRAIN") -> Any:
     """Our layer alone, after its `setup`; `layer` as in `trial`."""
-    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layer import LayerContext
     from speedo.engines.pytorch.layers import LAYERS
 
     text, tops = _split(layer)
     named = " ".join(f'top: "top{index}"' for index in range(tops))
     pb2 = load_caffe().proto.caffe_pb2
     parsed = text_format.Parse(f'layer {{ name: "tried" {named} {text} }}', pb2.NetParameter())
-    made = LAYERS[parsed.layer[0].type](parsed.layer[0], Place(phase))
+    made = LAYERS[parsed.layer[0].type](parsed.layer[0], LayerContext(phase))
     made.setup(shapes)
     return made
 
@@ -253,11 +253,11 @@ def _run_ours(
 ) -> Result:
     import torch
 
-    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layer import LayerContext
     from speedo.engines.pytorch.layers import LAYERS
 
     torch.manual_seed(seed)
-    layer = LAYERS[layer_param.type](layer_param, Place(phase, seed=seed))
+    layer = LAYERS[layer_param.type](layer_param, LayerContext(phase, seed=seed))
     shapes = layer.setup([array.shape for array in arrays])
     assert [spec.shape for spec in layer.blobs] == [value.shape for value in values], "blobs"
     parameters = [

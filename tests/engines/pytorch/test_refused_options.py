@@ -85,13 +85,13 @@ CASES = [
 
 
 def layer_of(text: str) -> Any:
-    from speedo.engines.pytorch.layer import Place
+    from speedo.engines.pytorch.layer import LayerContext
     from speedo.engines.pytorch.layers import LAYERS
 
     prepare_environment(1)
     parameters = load_caffe().proto.caffe_pb2.NetParameter()
     param = text_format.Parse(f'layer {{ name: "named" top: "a" {text} }}', parameters).layer[0]
-    return LAYERS[param.type](param, Place())
+    return LAYERS[param.type](param, LayerContext())
 
 
 @pytest.mark.parametrize(("text", "shapes", "message"), CASES)

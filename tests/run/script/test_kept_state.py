@@ -13,7 +13,7 @@ from speedo.exchange.packed import pack
 from speedo.exchange.transfer import take_history
 from speedo.master.slots import Assignment
 from speedo.messages import SaveState, StateSaved
-from speedo.run.script.kept_state import KeptState
+from speedo.run.script.kept_state import ScriptState
 from speedo.storage.memory_store import MemoryStore
 
 
@@ -29,16 +29,16 @@ class Thing:
 
 
 def test_what_is_kept_comes_back_when_it_is_named_before_or_after() -> None:
-    kept = KeptState(None)
+    kept = ScriptState(None)
     kept.keep("a", Thing(n=1, x=np.arange(3)))
     kept.keep("b", Thing(n=2))
     data = kept.save()
-    again, a, b = KeptState(None), Thing(), Thing(n=0)
+    again, a, b = ScriptState(None), Thing(), Thing(n=0)
     again.keep("a", a)
     assert a.state == {}
     again.restore(data)
     assert (a.state["n"], a.state["x"].tolist()) == (1, [0, 1, 2])
-    later = KeptState(None)
+    later = ScriptState(None)
     later.restore(again.save())  # what nobody has named yet is not lost
     later.keep("b", b)
     assert b.state == {"n": 2}
@@ -74,18 +74,18 @@ def test_what_cannot_be_kept_is_refused_when_it_is_named(
 )  # fmt: skip
 def test_a_damaged_state_is_refused(data: bytes) -> None:
     with pytest.raises(PayloadError, match="the worker's state in the checkpoint is damaged"):
-        KeptState(None).restore(data)
+        ScriptState(None).restore(data)
 
 
 def test_a_damaged_state_of_one_object_names_it() -> None:
-    kept = KeptState(None)
+    kept = ScriptState(None)
     kept.restore(pack({"module": None, "kept": {"rate": b"{"}}))
     with pytest.raises(PayloadError, match="the state of 'rate' in the checkpoint is damaged"):
         kept.keep("rate", Thing())
 
 
 def test_a_state_that_cannot_be_saved_any_more_is_a_problem_of_the_checkpoint_alone() -> None:
-    kept, thing, store = KeptState(None), Thing(n=1), MemoryStore()
+    kept, thing, store = ScriptState(None), Thing(n=1), MemoryStore()
     kept.keep("thing", thing)
     place = Assignment(2, 1, 2, 3, 4)
     saved = kept.put(SaveState(2, 1, 7), place, store, "run:0", 40)
@@ -104,8 +104,8 @@ def test_the_optimizer_goes_on_and_another_one_is_refused() -> None:
 
     net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
 
-    def kept_of(optimizer: torch.optim.Optimizer) -> KeptState:
-        return KeptState(ModuleWeights(net, optimizer))
+    def kept_of(optimizer: torch.optim.Optimizer) -> ScriptState:
+        return ScriptState(ModuleWeights(net, optimizer))
 
     adam = torch.optim.Adam(net.parameters())
     net(torch.ones(4, 2)).sum().backward()

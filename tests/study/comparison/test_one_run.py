@@ -11,7 +11,7 @@ import pytest
 
 from speedo.run_dir.checkpoint_file import SUFFIX
 from speedo.study.comparison import one_run
-from speedo.study.comparison.one_run import Place, make
+from speedo.study.comparison.one_run import RunFiles, make
 from speedo.study.comparison.wish import Planned
 from speedo.watch.report.figures import SEQUENTIAL
 
@@ -19,7 +19,7 @@ from speedo.watch.report.figures import SEQUENTIAL
 def test_a_run_goes_on_only_from_a_checkpoint_of_its_own(tmp_path: Path) -> None:
     run = Planned("one", "async", 2, 1, {"max_iter": 10}, 80)
     alone = Planned("one", SEQUENTIAL, 1, 1, {"max_iter": 10}, 80)
-    place = Place(tmp_path, "one")
+    place = RunFiles(tmp_path, "one")
     assert not place.has_checkpoint(run)
     (place.run_dir / "checkpoints").mkdir(parents=True)
     (place.run_dir / "config.yaml").write_text("mode: async\n")
@@ -73,5 +73,5 @@ def test_ctrl_c_at_any_instruction_of_a_wait_ends_the_run(
     monkeypatch.setattr(one_run, "FAREWELL_S", 2.0)
     run = Planned("one", "async", 2, 1, {"max_iter": 10}, 80)
     with pytest.raises(KeyboardInterrupt):
-        make(Place(tmp_path, "one"), run, ["sleep", "600"], lambda _: None)
+        make(RunFiles(tmp_path, "one"), run, ["sleep", "600"], lambda _: None)
     assert [one.returncode for one in _Interrupted.made] == [-signal.SIGINT]

@@ -20,7 +20,7 @@ from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.engines.step_memory import LayerMemory, StepMemory
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
-from speedo.study.doctor import Finding, Request, examine
+from speedo.study.doctor import Finding, NodeRequest, examine
 from speedo.study.doctor.base import Net, size
 from speedo.study.doctor.checks.cores import cores
 from speedo.study.doctor.checks.machine import redis, temporary
@@ -143,7 +143,7 @@ def test_a_pycaffe_that_ends_the_process_is_told(
     monkeypatch.setattr(
         "speedo.study.doctor.engines.with_our_path", lambda given: {**given, "PYTHONPATH": path}
     )
-    found = examine(Request(home / "solver.prototxt"))
+    found = examine(NodeRequest(home / "solver.prototxt"))
     (caffe,) = [one for one in found if one.name == "pycaffe"]
     assert caffe.level == "fail"
     assert "its import ends the process: killed by SIGABRT" in caffe.text
@@ -156,30 +156,30 @@ def test_a_token_that_others_can_read_is_told_and_never_shown(home: Path) -> Non
     file = home / "token"
     file.write_text(secret)
     file.chmod(0o644)
-    found, loaded = token(Request())
+    found, loaded = token(NodeRequest())
     assert levels(*found) == [("token", "fail")]
     assert loaded is None
     assert f"chmod 600 {file}" in found[0].text
     file.chmod(0o600)
-    found, loaded = token(Request())
+    found, loaded = token(NodeRequest())
     assert levels(*found) == [("token", "ok")]
     assert loaded == secret
     assert secret not in found[0].text
 
 
 def test_without_a_token_only_a_node_of_workers_fails(home: Path) -> None:
-    assert levels(*token(Request())[0]) == [("token", "ok")]
-    assert levels(*token(Request(master="10.0.0.5:56126"))[0]) == [("token", "fail")]
+    assert levels(*token(NodeRequest())[0]) == [("token", "ok")]
+    assert levels(*token(NodeRequest(master="10.0.0.5:56126"))[0]) == [("token", "fail")]
 
 
 def test_redis_is_needed_where_a_master_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    without = redis(Request(host="10.0.0.5"))
+    without = redis(NodeRequest(host="10.0.0.5"))
     assert (without.level, "apt-get install redis-server" in without.remedy) == ("fail", True)
-    alone = redis(Request())  # shared memory is enough
+    alone = redis(NodeRequest())  # shared memory is enough
     assert (alone.level, "`speedo train` goes without it" in alone.text) == ("warn", True)
-    assert redis(Request(master="10.0.0.5:1")).level == "ok"
-    assert redis(Request(redis="redis://10.0.0.7")).level == "ok"
+    assert redis(NodeRequest(master="10.0.0.5:1")).level == "ok"
+    assert redis(NodeRequest(redis="redis://10.0.0.7")).level == "ok"
 
 
 @pytest.mark.processes
@@ -198,7 +198,7 @@ def test_a_server_without_users_per_worker_is_told_apart_from_one_that_is_too_ol
     program.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = redis(Request())
+    found = redis(NodeRequest())
     assert (found.level, found.remedy) == (level, remedy)
 
 
@@ -274,7 +274,10 @@ def test_redis_takes_as_many_connections_as_the_doctor_says() -> None:
 @pytest.mark.redis
 def test_an_own_redis_with_too_little_room_for_the_workers_is_told() -> None:
     with PrivateRedis(max_clients=20) as server:
-        few, many = Request(redis=server.url, workers=2), Request(redis=server.url, workers=50)
+        few, many = (
+            NodeRequest(redis=server.url, workers=2),
+            NodeRequest(redis=server.url, workers=50),
+        )
         assert levels(*own_redis(few)) == [("store", "ok")]
         warning, _ = own_redis(many)
         assert warning.level == "warn"
@@ -289,7 +292,7 @@ def test_a_port_in_use_matters_to_a_master_alone(home: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        (found,) = free_ports(Request(port=int(port)))
+        (found,) = free_ports(NodeRequest(port=int(port)))
     assert found.level == "warn"
     result = typed("../solver.prototxt", "--host", "192.0.2.1", "--json")
     assert result.exit_code == 1
@@ -302,7 +305,7 @@ def test_a_temporary_folder_with_a_long_name_is_too_long_for_ray(
     folder = tmp_path / ("t" * 80)
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    assert ("temporary", "fail") in levels(*temporary(Request()))
+    assert ("temporary", "fail") in levels(*temporary(NodeRequest()))
 
 
 def test_the_cores_of_bound_workers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,34 +313,34 @@ def test_the_cores_of_bound_workers_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("speedo.study.doctor.checks.cores.this_machine", lambda: machine)
     monkeypatch.setattr("speedo.study.doctor.checks.cores.quota_of", lambda: None)
     monkeypatch.setattr("speedo.study.doctor.checks.cores.socket.gethostname", lambda: "alpha")
-    assert [*cores(Request(workers=2))] == [
+    assert [*cores(NodeRequest(workers=2))] == [
         Finding("cores", "ok", "4 for 2 workers; alpha has 0-3, 2 sockets")
     ]
-    (bound,) = cores(Request(workers=2, threads="auto", bind="core"))
+    (bound,) = cores(NodeRequest(workers=2, threads="auto", bind="core"))
     assert bound.text == (
         "4 for 2 workers with 2 threads each; alpha has 0-3, 2 sockets: worker 0 on 0,2, worker 1 on 1,3"
     )
-    (many,) = cores(Request(workers=3, threads="2", bind="socket"))
+    (many,) = cores(NodeRequest(workers=3, threads="2", bind="socket"))
     assert (many.level, many.remedy) == ("warn", "use --workers 2, or fewer --threads")
 
 
 def test_more_workers_than_there_is_room_for_are_told() -> None:
-    assert levels(*cores(Request(workers=100_000))) == [("cores", "warn")]
-    (found,) = memory(Request(workers=100_000, net=TINY))
+    assert levels(*cores(NodeRequest(workers=100_000))) == [("cores", "warn")]
+    (found,) = memory(NodeRequest(workers=100_000, net=TINY))
     assert (found.level, "fewer --workers" in found.remedy) == ("fail", True)
-    (found,) = memory(Request(workers=1, net=TINY))
+    (found,) = memory(NodeRequest(workers=1, net=TINY))
     assert found.level == "ok"
 
 
 def test_a_run_directory_needs_room_for_the_model(tmp_path: Path) -> None:
-    (found,) = disk(Request(run_dir=tmp_path / "a" / "b", net=TINY))
+    (found,) = disk(NodeRequest(run_dir=tmp_path / "a" / "b", net=TINY))
     assert (found.level, str(tmp_path) in found.text) == ("ok", True)
-    (found,) = disk(Request(run_dir=tmp_path, net=Net(10**18, STEP, 3)))
+    (found,) = disk(NodeRequest(run_dir=tmp_path, net=Net(10**18, STEP, 3)))
     assert (found.level, "make room" in found.remedy) == ("fail", True)
     (tmp_path / "file").touch()
-    (found,) = run_dir(Request(run_dir=tmp_path / "file" / "run", net=TINY))
+    (found,) = run_dir(NodeRequest(run_dir=tmp_path / "file" / "run", net=TINY))
     assert found.level == "fail"
-    assert not list(disk(Request(master="10.0.0.5:1", net=TINY)))
+    assert not list(disk(NodeRequest(master="10.0.0.5:1", net=TINY)))
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -356,9 +359,9 @@ def test_sizes_are_written_as_people_do() -> None:
 
 
 def test_a_model_too_big_for_shared_memory_is_told_to_take_redis() -> None:
-    (found,) = exchange(Request(workers=2, net=Net(1 << 50, STEP, 0)))
+    (found,) = exchange(NodeRequest(workers=2, net=Net(1 << 50, STEP, 0)))
     assert found.level == "warn"
     assert "go through Redis" in found.remedy
-    (found,) = exchange(Request(workers=2, net=TINY))
+    (found,) = exchange(NodeRequest(workers=2, net=TINY))
     assert found.level == "ok"
-    assert list(exchange(Request(master="10.0.0.5:56126", net=TINY))) == []
+    assert list(exchange(NodeRequest(master="10.0.0.5:56126", net=TINY))) == []

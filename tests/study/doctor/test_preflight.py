@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import MachineError
-from speedo.study.doctor import Request, require
+from speedo.study.doctor import NodeRequest, require
 from speedo.study.doctor.checks.limits import FILES, FILES_PER_WORKER, limits
 from tests.support.disks import fill, small_disk
 
@@ -83,7 +83,7 @@ def test_a_full_disk_where_the_run_would_go_is_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k"):
         fill(tmp_path / "disk")
         with pytest.raises(MachineError, match=r"disk: 0\.0 kB free in .*give another --run-dir"):
-            require(Request(run_dir=tmp_path / "disk" / "run"))
+            require(NodeRequest(run_dir=tmp_path / "disk" / "run"))
 
 
 @pytest.mark.processes
@@ -95,7 +95,7 @@ def test_threads_of_a_user_are_counted_against_the_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (100, 100))
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-        told = [f"{one.level} {one.text}; {one.remedy}" for one in limits(Request(workers=2))]
+        told = [f"{one.level} {one.text}; {one.remedy}" for one in limits(NodeRequest(workers=2))]
         os.write(writing, "\n".join(told).encode())
         os._exit(0)
     os.close(writing)
@@ -111,10 +111,10 @@ def test_files_grow_with_the_workers() -> None:
     least = FILES + 10 * FILES_PER_WORKER
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (least, before[1]))
-        assert [next(limits(Request(workers=n))).level for n in (10, 11)] == ["warn", "fail"]
+        assert [next(limits(NodeRequest(workers=n))).level for n in (10, 11)] == ["warn", "fail"]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_machine_that_will_do_is_told_nothing(tmp_path: Path) -> None:
-    require(Request(run_dir=tmp_path / "run"))
+    require(NodeRequest(run_dir=tmp_path / "run"))

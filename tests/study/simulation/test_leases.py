@@ -27,7 +27,7 @@ from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
 from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.share import Share
+from speedo.worker.share import RecordShare
 from tests.support.every_mode import MODES, options_of
 
 RECORDS, BATCH, WORKERS, ITERATIONS = 37, 4, 4, 90
@@ -61,7 +61,7 @@ class Script(DrivenWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._share = Share(self._lease, lambda: None, 0)
+        self._share = RecordShare(self._lease, lambda: None, 0)
         self._loop = iter(self._batches())
 
     @property

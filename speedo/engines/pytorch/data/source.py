@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from speedo.engines.pytorch.data.prefetch import Batch, Prefetch
-from speedo.engines.pytorch.layer import Place, Shape, SourceLayer
+from speedo.engines.pytorch.layer import LayerContext, Shape, SourceLayer
 from speedo.errors import EngineError, SpeedoError
 
 # Batches read ahead where the layer names no number (Caffe: DataParameter, prefetch).
@@ -39,7 +39,7 @@ class BatchSource(SourceLayer):
     def __init__(
         self,
         param: Any,
-        place: Place,
+        place: LayerContext,
         *,
         pin: bool = False,
         ahead: bool | None = None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape
+from speedo.engines.pytorch.layer import BlobSpec, Layer, LayerContext, Shape
 
 
 class Elementwise(Layer):
@@ -215,7 +215,7 @@ class Dropout(Elementwise):
     Drawn by PyTorch's global generator. Caffe: layers/dropout_layer.cpp.
     """
 
-    def __init__(self, param: object, place: Place) -> None:
+    def __init__(self, param: object, place: LayerContext) -> None:
         super().__init__(param, place)
         self._training = place.phase == "TRAIN"
 

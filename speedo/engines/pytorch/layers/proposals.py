@@ -16,7 +16,7 @@ import yaml
 from torch import Tensor
 
 from speedo.engines.pytorch.boxes import decoded, encoded, kept, overlaps
-from speedo.engines.pytorch.layer import Layer, Place, Shape
+from speedo.engines.pytorch.layer import Layer, LayerContext, Shape
 from speedo.engines.pytorch.layers.multibox_loss import true_boxes
 
 _STRIDE: Final = 16
@@ -60,7 +60,7 @@ def codes_of(boxes: Tensor, true: Tensor) -> Tensor:
 class _Anchored(Layer):
     """A layer with the anchors of a feature map; options are in `proposal_param`, or in a Python layer's param_str."""
 
-    def __init__(self, param: Any, place: Place) -> None:
+    def __init__(self, param: Any, place: LayerContext) -> None:
         super().__init__(param, place)
         self._options = _options_in(self)
         self._stride = int(self.option("feat_stride", _STRIDE))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speedo.engines.pytorch.layer import BlobSpec, Layer, Place, Shape
+from speedo.engines.pytorch.layer import BlobSpec, Layer, LayerContext, Shape
 from speedo.engines.pytorch.layers.axes import count
 
 
@@ -78,7 +78,7 @@ class Recurrent(Layer):
     states = 1  # tensors of (1, N, D) that pass from step to step
     gates = 1  # times D: rows of the weight for x
 
-    def __init__(self, param: Any, place: Place) -> None:
+    def __init__(self, param: Any, place: LayerContext) -> None:
         super().__init__(param, place)
         self._state: list[Tensor] = []
 

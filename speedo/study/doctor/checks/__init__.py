@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from speedo.study.doctor.base import Check, Finding, Request, Stage
+from speedo.study.doctor.base import Check, Finding, NodeRequest, Stage
 from speedo.system.declared import declared_in
 
 CHECKS: Final[tuple[Check, ...]] = tuple(
@@ -13,14 +13,14 @@ CHECKS: Final[tuple[Check, ...]] = tuple(
 )
 
 
-def findings(request: Request, stage: Stage) -> Iterator[Finding]:
+def findings(request: NodeRequest, stage: Stage) -> Iterator[Finding]:
     """What the checks of this stage find."""
     for check in CHECKS:
         if check.stage == stage:
             yield from check.find(request)
 
 
-def quick_findings(request: Request) -> Iterator[Finding]:
+def quick_findings(request: NodeRequest) -> Iterator[Finding]:
     """What those find that are made before each run."""
     for check in CHECKS:
         if check.quick:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from speedo.errors import SpeedoError
-from speedo.study.doctor.base import Check, Finding, Request, ok, warn
+from speedo.study.doctor.base import Check, Finding, NodeRequest, ok, warn
 from speedo.system.cores import (
     AUTO,
     CoreOptions,
@@ -25,7 +25,7 @@ SHOWN: Final = 8  # workers that a line names, of those that are to run
 ANSWER_S: Final = 5.0
 
 
-def cores(request: Request) -> Iterator[Finding]:
+def cores(request: NodeRequest) -> Iterator[Finding]:
     """The CPUs that this process may use, against the workers and their threads; bound, what each worker would get."""
     machine, workers = this_machine(), request.workers
     cpus = machine.cpus(machine.cores)
@@ -49,7 +49,7 @@ def cores(request: Request) -> Iterator[Finding]:
         yield ok("cores", text)
 
 
-def running_workers(_: Request) -> Iterator[Finding]:
+def running_workers(_: NodeRequest) -> Iterator[Finding]:
     """For each run that this user leads here, the host, process and cores of its workers."""
     for run in running():
         with suppress(SpeedoError, KeyError, TypeError):  # it ends, or is of another version

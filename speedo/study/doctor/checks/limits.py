@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from speedo.study.doctor.base import Check, Finding, Request, fail, graded, ok
+from speedo.study.doctor.base import Check, Finding, NodeRequest, fail, graded, ok
 from speedo.system.cores import AUTO
 
 # Measured with 2 and with 8 workers: the master's process, the busiest, had at most 61 and 94 files open.
@@ -26,13 +26,13 @@ REDIS_FILES: Final = 32  # that Redis keeps for itself: CONFIG_MIN_RESERVED_FDS 
 _UNLIMITED: Final = resource.RLIM_INFINITY
 
 
-def limits(request: Request) -> Iterator[Finding]:
+def limits(request: NodeRequest) -> Iterator[Finding]:
     """Open files per process, and threads of this user and of this container, against what a run needs."""
     yield open_files(request)
     yield _threads(request)
 
 
-def open_files(request: Request) -> Finding:
+def open_files(request: NodeRequest) -> Finding:
     """Open files per process against the number of workers.
 
     A master's Redis raises its own limit as far as allowed (for root without bound), and accepts fewer clients if the
@@ -57,7 +57,7 @@ def open_files(request: Request) -> Finding:
     return graded("files", text, remedy, fails=fails, warns=limited and soft < wanted)
 
 
-def _threads(request: Request) -> Finding:
+def _threads(request: NodeRequest) -> Finding:
     need = THREADS if request.master is None else THREADS_OF_A_HOST
     # Of BLAS; auto takes no more than cores.
     each = 1 if request.threads == AUTO else int(request.threads)

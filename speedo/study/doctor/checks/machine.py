@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.actors.ray_node.folder import OBJECT_STORE_BYTES, place_for_sockets
-from speedo.study.doctor.base import Check, Finding, Request, fail, ok, size, warn
+from speedo.study.doctor.base import Check, Finding, NodeRequest, fail, ok, size, warn
 from speedo.system.private_folders import unsafe
 from speedo.system.remedies import in_checkout
 from speedo.version import VERSION
@@ -33,7 +33,7 @@ TEMPORARY_BYTES: Final = 200_000_000  # with the logs of Ray and Redis in a run 
 SHARED: Final = Path("/dev/shm")
 
 
-def installed(request: Request) -> Iterator[Finding]:
+def installed(request: NodeRequest) -> Iterator[Finding]:
     """What a run starts with, whatever it trains."""
     yield _python()
     yield _ray()
@@ -60,7 +60,7 @@ def _ray() -> Finding:
         )
 
 
-def redis(request: Request) -> Finding:
+def redis(request: NodeRequest) -> Finding:
     """The program redis-server, which a master's node needs unless the run uses the user's own Redis.
 
     A run on one machine goes without it.
@@ -104,7 +104,7 @@ def redis(request: Request) -> Finding:
     return ok("redis", text)
 
 
-def temporary(request: Request) -> Iterator[Finding]:
+def temporary(request: NodeRequest) -> Iterator[Finding]:
     """Free space and path length for Ray's session, which uses the temporary folder and shared memory."""
     try:
         folder = Path(tempfile.gettempdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.storage.shared_memory.folder import MEMORY, room_for
-from speedo.study.doctor.base import Check, Finding, Net, Request, fail, graded, ok, size
+from speedo.study.doctor.base import Check, Finding, Net, NodeRequest, fail, graded, ok, size
 from speedo.system.cores import AUTO
 from speedo.system.free_memory import free_memory
 
@@ -20,7 +20,7 @@ LEAST_DISK_BYTES: Final = 1_000_000  # to begin with
 DISK_BYTES: Final = 50_000_000  # logs and metrics of some hours
 
 
-def memory(request: Request) -> Iterator[Finding]:
+def memory(request: NodeRequest) -> Iterator[Finding]:
     """Free memory against what the workers need, and on a master's node also master, tester and Redis."""
     if request.own:
         return
@@ -77,7 +77,7 @@ def _smaller(net: Net, room: float) -> str:
     return f"use --micro-batch {part}, or fewer --workers here" if part else fewer
 
 
-def exchange(request: Request) -> Iterator[Finding]:
+def exchange(request: NodeRequest) -> Iterator[Finding]:
     """On a master's node: whether its own workers can use shared memory."""
     net = request.net
     if request.master is not None or net is None:
@@ -89,7 +89,7 @@ def exchange(request: Request) -> Iterator[Finding]:
     yield graded("exchange", text, remedy, fails=False, warns=free < need)
 
 
-def _place_of_run(request: Request) -> Path:
+def _place_of_run(request: NodeRequest) -> Path:
     """The run directory, or its nearest parent that exists."""
     folder = (request.run_dir or Path("runs")).absolute()
     return next(path for path in (folder, *folder.parents) if os.path.exists(path))
@@ -100,14 +100,14 @@ def _can_be_written(place: Path) -> bool:
     return os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
 
 
-def run_dir(request: Request) -> Iterator[Finding]:
+def run_dir(request: NodeRequest) -> Iterator[Finding]:
     """On a master's node: whether the run directory can be made. A run itself says so of its option."""
     place = _place_of_run(request)
     if request.master is None and not _can_be_written(place):
         yield fail("disk", f"{place} cannot be written", "give another --run-dir")
 
 
-def disk(request: Request) -> Iterator[Finding]:
+def disk(request: NodeRequest) -> Iterator[Finding]:
     """On a master's node: disk space for the model, its snapshots and the logs at the run directory."""
     place, net = _place_of_run(request), request.net
     if request.master is not None or not _can_be_written(place):
