@@ -24,7 +24,7 @@ from speedo.actors.store_calls import StoreCalls
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_process import started
-from speedo.engines.evaluation import TestShare
+from speedo.engines.evaluation import PartOfTest
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, StoreError
 from speedo.exchange.vector import Layout
@@ -392,7 +392,7 @@ class MasterActor(ServedMaster):
             time.sleep(0.05)
         return not self._hosts
 
-    def _make_tester(self, share: TestShare) -> Any:
+    def _make_tester(self, share: PartOfTest) -> Any:
         """A new tester for this share, the first or a replacement. Raises `EngineError`, `StoreError`."""
         name = f"tester-{share.index}" if share.index else "tester"
         log, scratch = self._run_dir / LOGS / f"{name}.log", self._scratch / name

@@ -17,7 +17,7 @@ import ray
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import Ready
-from speedo.engines.evaluation import TestShare
+from speedo.engines.evaluation import PartOfTest
 from speedo.exchange.channel import CONNECT_S, Channels, EventQueue, first_line, refusal
 from speedo.master.fetch_pacing import Pace
 from speedo.master.script_tests import ScriptTests
@@ -60,7 +60,7 @@ class RayCluster:
         on_left: Callable[[int, int], None],
         near_folder: Path | None = None,
         pace: Pace | None = None,
-        new_tester: Callable[[TestShare], Any] | None = None,
+        new_tester: Callable[[PartOfTest], Any] | None = None,
         testers: int = 1,
     ) -> None:
         """`near_folder` takes the socket of the channels to workers on this machine; `pace` is that of all others.

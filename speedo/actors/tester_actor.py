@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from speedo.actors.ray_errors import raised_by, why
-from speedo.engines.evaluation import Part, TestShare, combined
+from speedo.engines.evaluation import Part, PartOfTest, combined
 from speedo.engines.native_failures import capture_stderr
 from speedo.exchange.channel import first_line
 from speedo.master.slots import ServerAddress
@@ -35,7 +35,7 @@ class TesterActor:
     """
 
     def __init__(
-        self, settings: RunSettings, share: TestShare, log: Path, scratch: Path, master: Any
+        self, settings: RunSettings, share: PartOfTest, log: Path, scratch: Path, master: Any
     ) -> None:
         capture_stderr(log)
         self._share, self._master = share, master
@@ -111,7 +111,7 @@ class VersionTests:
 
     def __init__(
         self,
-        new_tester: Callable[[TestShare], Any] | None,
+        new_tester: Callable[[PartOfTest], Any] | None,
         tell: Callable[[Tested | Testing], None],
         testers: int = 1,
     ) -> None:
@@ -121,7 +121,7 @@ class VersionTests:
         self._telling = threading.Lock()
         self.testers = [
             ShareTests(
-                None if new_tester is None else partial(new_tester, TestShare(index, testers)),
+                None if new_tester is None else partial(new_tester, PartOfTest(index, testers)),
                 partial(self._on_part, index),
             )
             for index in range(testers)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from speedo.engines.evaluation import Part, TestShare
+from speedo.engines.evaluation import Part, PartOfTest
 from speedo.engines.files import WrittenModel
 from speedo.engines.step_memory import StepMemory
 from speedo.exchange.factors import Factors, Product
@@ -168,7 +168,7 @@ class ModelEngine(Engine, Protocol):
         ...
 
     def evaluate_share(
-        self, share: TestShare, passed: Callable[[int], None] = lambda samples: None
+        self, share: PartOfTest, passed: Callable[[int], None] = lambda samples: None
     ) -> Part:
         """This share of a test, to be `combined` with the others; `EngineError` if weights are not finite.
 

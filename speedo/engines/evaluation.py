@@ -34,7 +34,7 @@ Part = Sequence[tuple[Mapping[str, float | Detections | None], int]]
 
 
 @dataclass(frozen=True, slots=True)
-class TestShare:
+class PartOfTest:
     """Part `index` of `count` of a test: this many of the batches of each net, one after another."""
 
     index: int = 0
@@ -45,7 +45,7 @@ class TestShare:
         return range(self.index * batches // self.count, (self.index + 1) * batches // self.count)
 
 
-WHOLE: Final = TestShare()
+WHOLE: Final = PartOfTest()
 # Of an output with more values their mean is reported: ImageNet's accuracies by class are as many; the scores of a
 # batch, where no layer reads them, may be millions.
 MOST_VALUES: Final = 1000
@@ -135,7 +135,7 @@ class TestNets:
     def score(
         self,
         take_weights: Callable[[Any], None],
-        share: TestShare = WHOLE,
+        share: PartOfTest = WHOLE,
         passed: Callable[[int], None] = lambda samples: None,
     ) -> Part:
         """Run a share of `test_iter` batches of each net; `take_weights` gives a net its parameters.
@@ -168,7 +168,7 @@ class TestNets:
         self,
         index: int,
         take_weights: Callable[[Any], None],
-        share: TestShare,
+        share: PartOfTest,
         passed: Callable[[int], None],
     ) -> tuple[dict[str, float | None], int]:
         iterations = self._iterations[index]

@@ -22,7 +22,7 @@ from google.protobuf import text_format
 from speedo.engines.base import Done, Schedule, nobody
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.caffe_memory import step_memory
-from speedo.engines.evaluation import WHOLE, Part, TestNets, TestShare, combined
+from speedo.engines.evaluation import WHOLE, Part, PartOfTest, TestNets, combined
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.inner_products import InnerProducts
@@ -276,7 +276,7 @@ class PycaffeEngine:
         return metrics
 
     def evaluate_share(
-        self, share: TestShare, passed: Callable[[int], None] = lambda samples: None
+        self, share: PartOfTest, passed: Callable[[int], None] = lambda samples: None
     ) -> Part:
         """See `ModelEngine.evaluate_share`.
 

@@ -63,6 +63,8 @@ from speedo.system.cores import CoreOptions
 from speedo.system.workplace import check_names
 from speedo.version import VERSION
 
+Note = Callable[[str], None]  # takes a line for people
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
@@ -96,7 +98,7 @@ class PreparedRun:
 
 def prepare(
     config: RunConfig,
-    note: Callable[[str], None],
+    note: Note,
     anew_in: Path | None = None,
     again: bool = False,
 ) -> PreparedRun:
@@ -373,9 +375,7 @@ def _weights_to_try(prepared: PreparedRun) -> tuple[Path, ...]:
 # ---------------------------------------------------------------- after the trial of the nets
 
 
-def with_division(
-    prepared: PreparedRun, facts: CaffeFacts, note: Callable[[str], None]
-) -> PreparedRun:
+def with_division(prepared: PreparedRun, facts: CaffeFacts, note: Note) -> PreparedRun:
     """The run with its batches, records and tests divided only as its nets allow; `note` gets a line for each change.
 
     A division that would not give Caffe's step is not made. Raises `ConfigError` or `SolverError` for one that was
@@ -405,9 +405,7 @@ def with_division(
     return replace(prepared, config=config, settings=replace(settings, seed=prepared.settings.seed))
 
 
-def _with_tests_in_one(
-    config: RunConfig, nets: Iterable[Any], note: Callable[[str], None]
-) -> RunConfig:
+def _with_tests_in_one(config: RunConfig, nets: Iterable[Any], note: Note) -> RunConfig:
     """The options with one tester where a test must not be cut into parts."""
     if config.testers == 1 or not (state := state_between_batches(nets)):
         return config
@@ -415,9 +413,7 @@ def _with_tests_in_one(
     return config.model_copy(update={"testers": 1})
 
 
-def _with_whole_batch(
-    config: RunConfig, reason: str, facts: CaffeFacts, note: Callable[[str], None]
-) -> RunConfig:
+def _with_whole_batch(config: RunConfig, reason: str, facts: CaffeFacts, note: Note) -> RunConfig:
     if config.split_batch is None:
         note(
             f"each worker trains on whole batches (--whole-batch), as parts would not give Caffe's step: {reason}"
@@ -440,9 +436,7 @@ def _check_each_once(spec: SolverSpec, records: int | None) -> None:
         )
 
 
-def _with_offset(
-    prepared: PreparedRun, config: RunConfig, reason: str, note: Callable[[str], None]
-) -> RunConfig:
+def _with_offset(prepared: PreparedRun, config: RunConfig, reason: str, note: Note) -> RunConfig:
     """Each worker reads all records in their order, beginning at another place."""
     if config.data_share in ("offset", "same"):
         return config

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from speedo import messages
 from speedo.actors.tester_actor import VersionTests
-from speedo.engines.evaluation import Part, TestShare
+from speedo.engines.evaluation import Part, PartOfTest
 from speedo.errors import EngineError
 
 WAIT_S = 10.0
@@ -60,7 +60,7 @@ class Told:
 def test_what_was_asked_before_there_is_a_tester_is_asked_in_order(order: tuple[int, ...]) -> None:
     ready, tester, told = threading.Event(), Actor(), Told(4)
 
-    def new_tester(share: TestShare) -> Any:
+    def new_tester(share: PartOfTest) -> Any:
         assert ready.wait(WAIT_S)
         return tester
 
@@ -78,7 +78,7 @@ def test_what_a_dead_tester_was_asked_another_is_asked_in_order() -> None:
     ready = threading.Event()
     made: list[Actor] = []
 
-    def new_tester(share: TestShare) -> Any:
+    def new_tester(share: PartOfTest) -> Any:
         if made:
             assert ready.wait(WAIT_S)
         made.append(second if made else first)
@@ -96,7 +96,7 @@ def test_what_a_dead_tester_was_asked_another_is_asked_in_order() -> None:
 def test_a_tester_that_cannot_start_is_the_problem_of_every_test() -> None:
     told = Told(2)
 
-    def new_tester(share: TestShare) -> Any:
+    def new_tester(share: PartOfTest) -> Any:
         raise EngineError("no memory")
 
     tests = VersionTests(new_tester, told)
@@ -118,7 +118,7 @@ def test_each_test_is_shared_by_all_testers_and_told_once_whole() -> None:
     parts: tuple[Part, ...] = ((({"accuracy": 1.0}, 2),), (({"accuracy": 2.0}, 3),))
     actors, told = [Actor(part=part) for part in parts], Told(2)
 
-    def new_tester(share: TestShare) -> Any:
+    def new_tester(share: PartOfTest) -> Any:
         assert share.count == 2
         return actors[share.index]
 
@@ -145,7 +145,7 @@ def test_of_two_testers_the_dead_one_alone_repeats_its_share() -> None:
 def test_the_first_problem_of_a_share_is_that_of_the_test_and_told_once() -> None:
     told = Told(1)
 
-    def new_tester(share: TestShare) -> Any:
+    def new_tester(share: PartOfTest) -> Any:
         raise EngineError(f"no memory for {share.count}")
 
     VersionTests(new_tester, told, testers=3).ask(messages.Evaluate(1, 1))
@@ -156,7 +156,7 @@ def test_the_first_problem_of_a_share_is_that_of_the_test_and_told_once() -> Non
 def test_how_far_a_test_is_comes_of_all_its_testers_until_it_is_over() -> None:
     told, ready = Told(3), threading.Event()
 
-    def new_tester(share: TestShare) -> Any:
+    def new_tester(share: PartOfTest) -> Any:
         assert ready.wait(WAIT_S)
         return Actor()
 

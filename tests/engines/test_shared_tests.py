@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.engines.evaluation import TestShare, combined
+from speedo.engines.evaluation import PartOfTest, combined
 from speedo.engines.solver import read_solver
 from speedo.errors import EngineError
 from tests.support.nets import net_text, write_data, write_solver
@@ -19,7 +19,7 @@ BATCHES = 7
 @pytest.mark.parametrize("batches", [0, 1, 5, 6, 100])
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_every_batch_has_one_share_and_shares_are_of_equal_size(batches: int, count: int) -> None:
-    shares = [TestShare(index, count).of(batches) for index in range(count)]
+    shares = [PartOfTest(index, count).of(batches) for index in range(count)]
     assert [batch for share in shares for batch in share] == list(range(batches))
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
@@ -57,7 +57,7 @@ def test_shares_of_real_nets_are_the_test_of_one_process(tmp_path: Path, records
             for index, engine in enumerate(engines):
                 engine.load_weights(vector)
                 done: list[int] = []
-                parts.append(engine.evaluate_share(TestShare(index, count), done.append))
+                parts.append(engine.evaluate_share(PartOfTest(index, count), done.append))
                 assert done == [5] * sum(batches for _, batches in parts[-1])
             whole_again = scorer(spec)
             whole_again.load_weights(vector)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from speedo.engines.base import Done, Schedule, nobody
 from speedo.engines.caffe_schema import caffe_pb2
-from speedo.engines.evaluation import WHOLE, Part, TestShare, combined
+from speedo.engines.evaluation import WHOLE, Part, PartOfTest, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
@@ -264,7 +264,7 @@ class PytorchEngine:
         return metrics
 
     def evaluate_share(
-        self, share: TestShare, passed: Callable[[int], None] = lambda samples: None
+        self, share: PartOfTest, passed: Callable[[int], None] = lambda samples: None
     ) -> Part:
         """See `ModelEngine.evaluate_share`.
 

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from torch import Tensor
 
 from speedo.engines.caffe_schema import caffe_pb2
-from speedo.engines.evaluation import Part, TestShare
+from speedo.engines.evaluation import Part, PartOfTest
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.test_nets import TestNets
@@ -39,7 +39,7 @@ class Scorer:
             each_class=parameter.show_per_class_result,
         )
 
-    def score(self, weights: Path, share: TestShare, passed: Callable[[int], None]) -> Part:
+    def score(self, weights: Path, share: PartOfTest, passed: Callable[[int], None]) -> Part:
         """This share of the test of a model; `passed` is called after every batch with its records.
 
         Raises `SolverError` for weights that lack values, or hold NaN or infinity.

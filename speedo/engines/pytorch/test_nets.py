@@ -15,7 +15,7 @@ from speedo.engines.evaluation import (
     WHOLE,
     Detections,
     Part,
-    TestShare,
+    PartOfTest,
     ends_with_the_data,
     known_sums,
     names_of,
@@ -52,7 +52,7 @@ class TestNets:
     def score(
         self,
         share_from: Net | None,
-        share: TestShare = WHOLE,
+        share: PartOfTest = WHOLE,
         *,
         take_weights: Callable[[Net], None] = lambda net: None,
         passed: Callable[[int], None] = lambda samples: None,
@@ -104,7 +104,7 @@ class TestNets:
         self,
         index: int,
         share_from: Net | None,
-        share: TestShare,
+        share: PartOfTest,
         take_weights: Callable[[Net], None],
         passed: Callable[[int], None],
     ) -> tuple[dict[str, float | Detections | None], int]:

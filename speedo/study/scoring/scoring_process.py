@@ -19,7 +19,7 @@ from google.protobuf import text_format
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.child import PROBLEM, tell
-from speedo.engines.evaluation import Part, TestNets, TestShare
+from speedo.engines.evaluation import Part, PartOfTest, TestNets
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
 from speedo.engines.python_layers import import_python_layers
@@ -31,7 +31,7 @@ SCORED: Final = "speedo-scored: "
 
 
 class _Scorer(Protocol):
-    def score(self, weights: Path, share: TestShare, passed: Callable[[int], None]) -> Part: ...
+    def score(self, weights: Path, share: PartOfTest, passed: Callable[[int], None]) -> Part: ...
 
 
 class _CaffeScorer:
@@ -53,7 +53,7 @@ class _CaffeScorer:
             seed=int(parameter.random_seed),
         )
 
-    def score(self, weights: Path, share: TestShare, passed: Callable[[int], None]) -> Part:
+    def score(self, weights: Path, share: PartOfTest, passed: Callable[[int], None]) -> Part:
         return self._nets.score(
             lambda net: load_to_score(weights, *caffe_blobs(net)), share, passed
         )
@@ -99,7 +99,7 @@ def main() -> None:
             scorers.append(_scorer(request, Path(scratch)))
 
         def score(line: str) -> None:
-            weights, share = Path(json.loads(line)), TestShare(*request["share"])
+            weights, share = Path(json.loads(line)), PartOfTest(*request["share"])
             part = scorers[0].score(weights, share, lambda records: tell(BATCH, records))
             tell(SCORED, part)
 

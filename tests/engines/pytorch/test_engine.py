@@ -230,14 +230,14 @@ def test_other_solver_values_are_used_from_the_next_step_on(home: Path) -> None:
 
 
 def test_shares_of_a_test_are_the_whole_test(home: Path) -> None:
-    from speedo.engines.evaluation import TestShare, combined
+    from speedo.engines.evaluation import PartOfTest, combined
 
     spec = read_solver(write_solver(home, net_text(LENET, test_batch=8), test_iter=7))
     with closing(torch_scorer(spec)) as engine, closing(scorer(spec)) as caffe:
         caffe.load_weights(weights(engine))
         whole = dict(engine.evaluate())
         done: list[int] = []
-        parts = [engine.evaluate_share(TestShare(index, 3), done.append) for index in (2, 0, 1)]
+        parts = [engine.evaluate_share(PartOfTest(index, 3), done.append) for index in (2, 0, 1)]
         assert done == 7 * [8]
         assert combined(parts) == pytest.approx(whole, rel=1e-6)
         assert whole == pytest.approx(dict(caffe.evaluate()), rel=1e-4)
