@@ -209,12 +209,12 @@ RAISE = (
 # A doctor under a limit of its own: soft, hard and workers are its arguments.
 LIMITED = """
 import os, resource, sys
-from speedo.study.doctor.base import Request
+from speedo.study.doctor.base import NodeRequest
 from speedo.study.doctor.checks.limits import open_files
 soft, hard, workers = map(int, sys.argv[1:4])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 os.geteuid() or os.setuid(65533)
-for request in (Request(workers=workers), Request(workers=workers, master="10.0.0.5:56126")):
+for request in (NodeRequest(workers=workers), NodeRequest(workers=workers, master="10.0.0.5:56126")):
     found = open_files(request)
     print(found.level, found.text, found.remedy, sep="|")
 """
