@@ -112,7 +112,7 @@ class MasterActor(ServedMaster):
                 settings,
                 config.servers,
                 config.timeout,
-                self._server_moved,
+                config.min_workers,
                 partial(self._trouble_of, "users"),
             )
         self._fence = fence = fence_of(settings)

@@ -9,30 +9,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import ray
-from ray.exceptions import RayError
-
 from speedo.actors.server_actor import ServerOrder
-from speedo.actors.server_calls import Asked, Found, ServerCalls
+from speedo.actors.server_calls import Asked, Found, ServerCalls, ServerLost
 from speedo.engines.solver_update import Recipe
-from speedo.errors import ClusterError, SpeedoError, StoreError, TrainingStopped
+from speedo.errors import ClusterError, RunInterrupted, SpeedoError, TrainingStopped
 from speedo.exchange.ranges import Range, ranges_of
 from speedo.exchange.served_vectors import Stores
 from speedo.exchange.vector import Layout
-from speedo.master.server_requests import Answer, Probe, Request, ServerLost
+from speedo.master.server_requests import Answer, Request
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
 from speedo.storage.redis.users import Access
 from speedo.watch.status import ServerStatus
 
-SILENT_S: Final = 10.0  # a host that was not heard of for this long does not bring its server back
 # A server waits for its store for as long as the run allows, and then says so.
 MARGIN_S: Final = 30.0
 # A server whose host was not heard of for this long is lost, whatever Ray says.
 CUT_OFF_S: Final = 20.0
 SOON_S: Final = 1.0  # within which a server that is well answers, as a rule
 LOOK_S: Final = 0.1
+FEWER_S: Final = 20.0  # in a run that begins again, after the first host: others may have gone
 
 
 @dataclass(eq=False)
@@ -41,9 +38,8 @@ class _Server:
 
     range: Range
     host: str
-    incarnation: int = 1
     handle: Any = None
-    calls: ServerCalls | None = None  # to this process
+    calls: ServerCalls | None = None
     address: ServerAddress | None = None
     access: Access | None = None
     store: Any = None
@@ -51,22 +47,17 @@ class _Server:
 
 
 class _Asked:
-    """Implements `speedo.master.server_requests.Pending` over what servers will answer; None where nobody was asked."""
+    """Implements `speedo.master.server_requests.Pending` over what servers will answer."""
 
-    def __init__(
-        self, asked: Sequence[Asked | None], answer: Callable[[int, Asked | None], Found]
-    ) -> None:
+    def __init__(self, asked: Sequence[Asked], answer: Callable[[int, Asked], Found]) -> None:
         self._asked, self._answer = asked, answer
         self._found: Sequence[Found] | None = None
 
     def done(self) -> bool:
-        return self._found is not None or all(one is None or one.done() for one in self._asked)
+        return self._found is not None or all(one.done() for one in self._asked)
 
     def when_done(self, then: Callable[[], None]) -> None:
-        there = [one for one in self._asked if one is not None]
-        left, lock = [len(there)], threading.Lock()
-        if not there:
-            return then()
+        left, lock = [len(self._asked)], threading.Lock()
 
         def one_more(_: Any) -> None:
             with lock:
@@ -75,10 +66,10 @@ class _Asked:
             if last:
                 then()
 
-        for one in there:
+        for one in self._asked:
             one.add_done_callback(one_more)
 
-    def answers(self) -> Sequence[Answer | ServerLost]:
+    def answers(self) -> Sequence[Answer]:
         if self._found is None:
             self._found = [self._answer(index, one) for index, one in enumerate(self._asked)]
         found = self._found
@@ -91,8 +82,8 @@ class _Asked:
 class RayServers:
     """Implements `speedo.master.server_requests.Servers`. `wanted` is as in `--servers`.
 
-    Its methods are called from several threads. `moved` is notified when a server has got another address: who has the
-    former one can do nothing with it. `trouble` takes what is wrong with the users of a store.
+    A run that begins again may do so with `min_workers`, as a host may have gone. Its methods are called from several
+    threads. `trouble` takes what is wrong with the users of a store.
     """
 
     def __init__(
@@ -100,17 +91,17 @@ class RayServers:
         settings: RunSettings,
         wanted: str,
         start_s: float,
-        moved: Callable[[str], None],
+        min_workers: int,
         trouble: Callable[[str | None], object],
     ) -> None:
         self._settings, self._wanted, self._start_s = settings, wanted, start_s
-        self._moved, self._trouble = moved, trouble
+        self._min_workers, self._trouble = min_workers, trouble
+        self._first_host: float | None = None  # when it was enlisted
         self._layout: Layout | None = None
         self._solver: Recipe | None = None
         self._hosts: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._servers: list[_Server] = []
-        self._began = False
         self._stopped = ""
         self._changed = threading.Condition(threading.RLock())
 
@@ -129,18 +120,25 @@ class RayServers:
         """A host that can serve, and has this many workers."""
         with self._changed:
             self._hosts[host] = workers
+            self._first_host = self._first_host or time.monotonic()
             self._heard[host] = time.monotonic()
             self._divide()
 
     def _divide(self) -> None:
         """Decide who has which range, once the workers are all announced and it is known what is divided."""
-        enough = sum(self._hosts.values()) >= self._settings.workers
-        if self._servers or self._layout is None or not enough:
+        if self._servers or self._layout is None or not self._are_enough():
             return
         hosts = places_of(self._wanted, self._hosts)
         ranges = ranges_of(self._layout, len(hosts))
         self._servers = [_Server(one, host) for one, host in zip(ranges, hosts, strict=False)]
         self._changed.notify_all()
+
+    def _are_enough(self) -> bool:
+        there = sum(self._hosts.values())
+        if self._first_host is None or there >= self._settings.workers:
+            return there >= self._settings.workers
+        waited = time.monotonic() >= self._first_host + FEWER_S
+        return bool(self._settings.master_restarts) and waited and there >= self._min_workers
 
     def discharge(self, host: str) -> None:
         """This host has left."""
@@ -153,10 +151,11 @@ class RayServers:
         """The servers that this host is to run; None while that is not decided."""
         with self._changed:
             self._heard[host] = time.monotonic()
+            self._divide()
             if not self._servers:
                 return None
             return tuple(
-                ServerOrder(index, one.incarnation, one.range, self._solver)
+                ServerOrder(index, one.range, self._solver)
                 for index, one in enumerate(self._servers)
                 if one.host == host
             )
@@ -166,35 +165,24 @@ class RayServers:
         with self._changed:
             return any(one.host == host for one in self._servers)
 
-    def join(
-        self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
-    ) -> None:
-        """A server has started, for the first time or again. Raises `StoreError` if its store cannot be used."""
+    def join(self, index: int, address: ServerAddress, handle: Any) -> None:
+        """A server has started. Raises `StoreError` if its store cannot be used."""
+        access = Access(
+            address.url,
+            self._settings.keyspace,
+            ca_pem=address.ca,
+            saved=True,
+            patience_s=self._settings.timeout_s,
+            on_trouble=self._trouble,
+        )
+        access.problem()  # asks it
+        store = server_store(address, self._settings, self._trouble)
         with self._changed:
             server = self._servers[index]
-            if (server.host, server.incarnation) != (host, incarnation):
-                return
-            known = server.address
-        access, store = server.access, server.store
-        if known is None or known.url != address.url:
-            access = Access(
-                address.url,
-                self._settings.keyspace,
-                ca_pem=address.ca,
-                saved=True,
-                patience_s=self._settings.timeout_s,
-                on_trouble=self._trouble,
-            )
-            access.problem()  # asks it
-            store = server_store(address, self._settings, self._trouble)
-        with self._changed:
-            if (server.host, server.incarnation) != (host, incarnation):
-                return
             server.address, server.access, server.store = address, access, store
-            server.handle, server.calls, server.state = handle, ServerCalls(handle), "serving"
+            server.calls, server.handle = ServerCalls(handle), handle
+            server.state = "serving"
             self._changed.notify_all()
-        if known is not None and known.url != address.url:
-            self._moved(f"server {index} is at another host now")
 
     # ------------------------------------------------------------ who may use their stores
 
@@ -266,7 +254,6 @@ class RayServers:
                 if left <= 0:
                     raise ClusterError(self._who_is_missing())
                 self._changed.wait(left)
-            self._began = True
 
     def _who_is_missing(self) -> str:
         if not self._servers:
@@ -276,57 +263,8 @@ class RayServers:
         return f"only {there} of {len(self._servers)} servers started within {self._start_s:.0f} s"
 
     def ask(self, request: Request) -> _Asked:
-        return _Asked(
-            [self._ask(index, request) for index in range(len(self._servers))], self._answer
-        )
-
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        answer = self._answer(index, self._ask(index, request))
-        if isinstance(answer, SpeedoError):
-            raise answer
-        return answer
-
-    def replace(self, index: int, cause: str) -> None:
-        deadline = time.monotonic() + self._settings.timeout_s
-        if self._is_well(index):  # its host has started it again before we knew
-            return
-        with self._changed:
-            server = self._servers[index]
-            old, server.handle, server.state = server.handle, None, f"gone: {cause}"
-            server.incarnation += 1
-        if server.calls is not None:
-            server.calls.end(cause)
-        if old is not None:
-            with suppress(RayError):
-                ray.kill(old)
-        with self._changed:
-            while server.handle is None:
-                now = time.monotonic()
-                if now >= deadline or self._stopped:
-                    raise StoreError(
-                        f"server {index} at {server.host} is lost ({cause}), and no host started it again within "
-                        f"{self._settings.timeout_s:.0f} s"
-                    )
-                if self._heard.get(server.host, 0.0) < now - SILENT_S:
-                    self._give_to_another(server, now)
-                self._changed.wait(LOOK_S)
-
-    def _is_well(self, index: int) -> bool:
-        asked = self._ask(index, Probe())
-        try:
-            answer = None if asked is None else asked.result(SOON_S)
-        except (TimeoutError, RayError):
-            return False
-        return isinstance(answer, int) or (isinstance(answer, ServerLost) and answer.fresh)
-
-    def _give_to_another(self, server: _Server, now: float) -> None:
-        """To the host that was heard of lately and has the fewest servers; if there is none it is waited for."""
-        lately = [name for name, heard in self._heard.items() if heard >= now - SILENT_S / 2]
-        if lately:
-            load = {name: sum(one.host == name for one in self._servers) for name in lately}
-            server.host = min(lately, key=lambda name: load[name])
-            server.incarnation += 1
-            server.state = "starting"
+        calls = [one.calls for one in self._servers if one.calls is not None]
+        return _Asked([one.ask(request) for one in calls], self._answer)
 
     def stores(self) -> Sequence[Stores]:
         with self._changed:
@@ -344,15 +282,15 @@ class RayServers:
             for calls in those:
                 calls.let_go()
 
-    def _ask(self, index: int, request: Request) -> Asked | None:
+    def _answer(self, index: int, asked: Asked) -> Found:
+        answer = self._awaited(index, asked)
+        if not isinstance(answer, ServerLost):
+            return answer
         server = self._servers[index]
-        if server.handle is None or server.calls is None:
-            return None
-        return server.calls.ask(request)
+        server.state = f"lost: {answer.cause}"
+        return RunInterrupted(f"server {index} at {server.host} is lost: {answer.cause}")
 
-    def _answer(self, index: int, asked: Asked | None) -> Found:
-        if asked is None:
-            return ServerLost("its process is gone")
+    def _awaited(self, index: int, asked: Asked) -> Found | ServerLost:
         limit = self._settings.timeout_s + MARGIN_S
         began = time.monotonic()
         while True:

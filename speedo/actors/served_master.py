@@ -21,7 +21,7 @@ from speedo.watch.status import StatusBoard
 if TYPE_CHECKING:
     from speedo.run.standby_terms import StandbyTerms
 
-KEEP_S: Final = 4.0  # a host that leaves waits so long for the center to be fetched
+KEEP_S: Final = 4.0  # a host that leaves waits so long for a checkpoint
 
 
 class ServedMaster:
@@ -83,20 +83,21 @@ class ServedMaster:
         """The servers that a host is to run; None while that is not decided."""
         return None if self._servers is None else self._servers.orders(host)
 
-    def server_joined(
-        self, host: str, index: int, incarnation: int, address: ServerAddress, handle: Any
-    ) -> None:
-        """Take a server in; the one before it may have died while it waited for its store."""
+    def server_joined(self, index: int, address: ServerAddress, handle: Any) -> None:
+        """Take a server in."""
         if self._servers is not None:
-            self._board.trouble_with_store(self._worst(f"server {index}", None))
-            self._servers.join(host, index, incarnation, address, handle)
+            self._servers.join(index, address, handle)
 
     def server_leaves(self, host: str) -> None:
-        """This host is about to end its servers: the center is kept whole, as it is now."""
-        if self._servers is not None and self._servers.has(host) and not self._board.over:
-            assert self._training is not None
-            assert isinstance(self._training.center, ServedCenter)
-            self._training.center.keep_whole(KEEP_S)
+        """This host is about to end its servers: the run begins again from a checkpoint, which is made now."""
+        keeper = None if self._training is None else self._training.keeper
+        if (
+            self._servers is not None
+            and self._servers.has(host)
+            and keeper
+            and not self._board.over
+        ):
+            keeper.keep_soon(KEEP_S)
 
     def trouble_of_server(self, index: int, problem: str) -> None:
         """Why a server waits for its store; empty once it does not."""
@@ -104,9 +105,3 @@ class ServedMaster:
             self._servers.trouble_of(index, problem)
             text = f"server {index}: {problem}" if problem else None
             self._board.trouble_with_store(self._worst(f"server {index}", text))
-
-    def _server_moved(self, why: str) -> None:
-        """Restart the processes that have the former address of a server: workers, and the tester."""
-        for worker, incarnation in self._cluster.live():
-            self._cluster.lost(worker, incarnation, why)
-        self._cluster.tests.end()

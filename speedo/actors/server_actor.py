@@ -17,7 +17,7 @@ from speedo.engines.solver_update import Recipe
 from speedo.errors import SpeedoError
 from speedo.exchange.ranges import Range
 from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Answer, Request, ServerLost
+from speedo.master.server_requests import Answer, Request
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
@@ -27,13 +27,9 @@ from speedo.system import failpoints
 
 @dataclass(frozen=True, slots=True)
 class ServerOrder:
-    """Have server `index` run here, for this range. A higher `incarnation` is for a new process.
-
-    `solver` is there if servers apply its update.
-    """
+    """Have server `index` run here, for this range. `solver` is there if servers apply its update."""
 
     index: int
-    incarnation: int
     range: Range
     solver: Recipe | None = None
 
@@ -69,9 +65,9 @@ class ServerActor:
         )
         return os.getpid()
 
-    def do_all(self, requests: Sequence[Request]) -> list[Answer | ServerLost | SpeedoError]:
+    def do_all(self, requests: Sequence[Request]) -> list[Answer | SpeedoError]:
         """As `RangeServer.do`, one after another; an error of ours is the answer to the request that raised it."""
-        answers: list[Answer | ServerLost | SpeedoError] = []
+        answers: list[Answer | SpeedoError] = []
         for request in requests:
             try:
                 answers.append(self._server.do(request))

@@ -10,19 +10,29 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ray.exceptions import RayError
 
 from speedo.actors.ray_errors import raised_by, why
 from speedo.errors import SpeedoError
-from speedo.master.server_requests import Answer, Request, ServerLost
+from speedo.master.server_requests import Answer, Request
 
 MOST_CALLS: Final = 2  # under way: while the server does one, the next is on its way
 MOST_REQUESTS: Final = 64  # in one call
 
-Found = Answer | ServerLost | SpeedoError
-Asked = Future[Found]
+Found = Answer | SpeedoError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLost:
+    """A server that gives no answer any more, and why."""
+
+    cause: str
+
+
+Asked = Future[Found | ServerLost]
 
 
 class ServerCalls:
@@ -37,7 +47,6 @@ class ServerCalls:
         self._waiting: deque[tuple[Request, Asked]] = deque()
         self._under_way = 0
         self._held = 0
-        self._ended = ""
         self._lock = threading.Lock()
 
     def ask(self, request: Request) -> Asked:
@@ -57,31 +66,20 @@ class ServerCalls:
             self._held -= 1
         self._go_on()
 
-    def end(self, cause: str) -> None:
-        """This process is asked no more; what waits is lost."""
-        with self._lock:
-            self._ended = cause
-        self._go_on()
-
     def _go_on(self) -> None:
         """Begin calls, as many as there may be."""
         while True:
             with self._lock:
-                if self._held and not self._ended:
-                    return
-                if not self._waiting or (self._under_way >= MOST_CALLS and not self._ended):
+                if self._held or not self._waiting or self._under_way >= MOST_CALLS:
                     return
                 count = min(MOST_REQUESTS, len(self._waiting))
                 those = [self._waiting.popleft() for _ in range(count)]
-                cause = self._ended
-                self._under_way += not cause
-                self.calls += not cause
+                self._under_way += 1
+                self.calls += 1
                 # Within the lock, so that calls leave in the order of their requests.
-                reference: Any = None if cause else self._call([request for request, _ in those])
+                reference = self._call([request for request, _ in those])
             asked = [one for _, one in those]
-            if cause:
-                _settle(asked, [ServerLost(cause)] * count)
-            elif isinstance(reference, ServerLost):
+            if isinstance(reference, ServerLost):
                 self._over(asked, reference)
             else:
                 reference.future().add_done_callback(
@@ -107,12 +105,9 @@ class ServerCalls:
     def _over(
         self, asked: Sequence[Asked], found: Sequence[Found] | ServerLost | Exception
     ) -> None:
-        """A call has ended. If the process is lost, what waits is lost, too: it came before whatever follows now."""
+        """A call has ended."""
         with self._lock:
             self._under_way -= 1
-            if isinstance(found, ServerLost):
-                asked = [*asked, *(one for _, one in self._waiting)]
-                self._waiting.clear()
         if isinstance(found, Exception):
             for one in asked:
                 one.set_exception(found)
@@ -121,6 +116,6 @@ class ServerCalls:
         self._go_on()
 
 
-def _settle(asked: Sequence[Asked], found: Sequence[Found]) -> None:
+def _settle(asked: Sequence[Asked], found: Sequence[Found | ServerLost]) -> None:
     for one, answer in zip(asked, found, strict=True):
         one.set_result(answer)

@@ -1,4 +1,4 @@
-"""The servers of a host: a Redis and a process for each that the master orders; those that die are started again."""
+"""The servers of a host: a Redis and a process for each that the master orders."""
 
 from __future__ import annotations
 
@@ -39,16 +39,7 @@ class _Server:
     redis: PrivateRedis
     actor: Any = None
     process: psutil.Process | None = None
-    log_begin: int = 0
-
-    @property
-    def is_dead(self) -> bool:
-        if self.process is None:
-            return True
-        try:
-            return self.process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
+    has_joined: bool = False
 
     def end(self) -> None:
         """End the process for sure."""
@@ -104,7 +95,7 @@ class ServerHost:
         while not self._stopping.wait(pause):
             pause, asked = LOOK_S, asked + LOOK_S
             try:
-                if not self._decided or asked >= ATTEND_S or self._any_is_dead():
+                if not self._decided or asked >= ATTEND_S:
                     asked = 0.0
                     self._attend()
             except (RayError, SpeedoError, OSError, psutil.Error) as error:
@@ -114,26 +105,17 @@ class ServerHost:
                     self._said = text
                     self._note(f"warning: no server can be started here: {text}")
 
-    def _any_is_dead(self) -> bool:
-        return any(server.is_dead for server in self._servers.values())
-
     def _attend(self) -> None:
         orders = ray.get(self._master.server_orders.remote(self._name), timeout=ANSWER_S)
         if orders is None:
             return
         self._decided = True
-        wanted = {order.index: order for order in orders}
-        for index in self._servers.keys() - wanted.keys():
-            server = self._servers.pop(index)
-            server.end()
-            server.redis.stop()
         problems = []
-        for index, order in wanted.items():
+        for order in orders:
             try:
-                server = self._servers.get(index) or self._begin(order)
-                if server.order.incarnation != order.incarnation or server.is_dead:
+                server = self._servers.get(order.index) or self._begin(order)
+                if not server.has_joined:
                     server.end()
-                    server.order = order
                     self._start(server)
             except (RayError, SpeedoError, OSError, psutil.Error) as error:
                 problems.append(error)  # the others start nevertheless
@@ -163,7 +145,6 @@ class ServerHost:
         number = started(starting, log, f"server {order.index}", timeout_s=START_S)
         with suppress(psutil.NoSuchProcess):
             server.process = psutil.Process(number)
-        joining = self._master.server_joined.remote(
-            self._name, order.index, order.incarnation, address, server.actor
-        )
+        joining = self._master.server_joined.remote(order.index, address, server.actor)
         ray.get(joining, timeout=self._settings.timeout_s + ANSWER_S)
+        server.has_joined = True

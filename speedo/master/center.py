@@ -15,7 +15,7 @@ import numpy as np
 
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import NO_COMPRESSION, Codec, Compression, make_codec
-from speedo.exchange.transfer import fetch_vector, look_at_vector, put_state, put_vector
+from speedo.exchange.transfer import fetch_vector, look_at_vector, put_vector
 from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, squared_norm
 from speedo.master.begun_versions import BegunVersions
 from speedo.master.divergence import DivergenceWatch
@@ -131,7 +131,7 @@ class Center:
     converge to the rounded center: so each rounded center also carries the rounding error of the one before it.
 
     A payload that was received stays in the store until it is merged or forgotten: another master may have to take it
-    in. With `keeps_payloads` so does one that was refused. `role` names the failpoints.
+    in. `role` names the failpoints.
     """
 
     run: str
@@ -144,7 +144,6 @@ class Center:
     clock: Callable[[], float] = lambda: 0.0
     compression: Compression = NO_COMPRESSION
     state: State = field(default_factory=State)
-    keeps_payloads: bool = False
     role: str = "master"
     divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
     publishing: Callable[[], None] = lambda: None  # called before a version can be seen
@@ -212,8 +211,7 @@ class Center:
                 self._let_go(held, begun=False)
                 raise
         except (PayloadError, MissingKeyError) as error:
-            if not self.keeps_payloads:
-                self._over.append(key)
+            self._over.append(key)
             blame = isinstance(error, PayloadError)
             return Refused(event.worker, event.incarnation, event.ticket, str(error), blame)
         held.seconds = self.clock() - began
@@ -271,7 +269,7 @@ class Center:
 
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         reached(f"{self.role}-merging")
-        own_parts = self._own_parts(action)
+        own_parts = action.with_payload
         contributions = self.contributions(action)
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
         began = self.clock()
@@ -324,7 +322,7 @@ class Center:
 
     def contributions(self, action: Merge) -> list[Contribution]:
         """The payloads of this merge, which are held, with the results that each stands for."""
-        own_parts = self._own_parts(action)
+        own_parts = action.with_payload
         leads = {part.worker: part.ticket for part in own_parts}
         behind: dict[int, list[Part]] = {part.ticket: [] for part in own_parts}
         for part in action.parts:
@@ -350,13 +348,6 @@ class Center:
             loss=sum(part.loss * part.samples for part in parts) / max(samples, 1),
         )
 
-    def _own_parts(self, action: Merge) -> list[Part]:
-        """The parts with a payload; what a server lost with its store is left out."""
-        own = [part for part in action.parts if part.summed_by is None]
-        if self.keeps_payloads:
-            own = [part for part in own if (part.worker, part.ticket) in self._payloads]
-        return own
-
     def drop(self, action: Drop) -> None:
         """Forget a result that is not merged; a late one may repeat one that is held and still counts."""
         if action.decision == "discarded" or (action.worker, action.ticket) not in self._payloads:
@@ -372,8 +363,6 @@ class Center:
         """Write the present version to the store."""
         self.fence()
         self.publishing()
-        if self.keeps_payloads and self.state:  # first: who finds the center finds it, too
-            put_state(self.store, self.run, self.version, self.state.pack())
         for form, codec in self._forms:
             key = form(self.run, self.version)
             body = codec.encode(self.vector, None if codec.is_exact else self._lost)
@@ -430,17 +419,7 @@ class Center:
             del self._uses[version]
             self._retire(version)
 
-    def adopt(self, version: int, *, keep: bool) -> None:
-        """A version that is in the store since before: kept until it is released, or deleted at the next `tidy`."""
-        self._published.add(version)
-        if keep:
-            self.hold(version)
-        else:
-            self._retire(version)
-
     def _retire(self, version: int) -> None:
         if version != self.version and not self._uses[version] and version in self._published:
             self._published.discard(version)
             self._over.extend(key(self.run, version) for key, _ in self._forms)
-            if self.keeps_payloads:
-                self._over.append(keys.rule_state(self.run, version))

@@ -12,6 +12,7 @@ disk answers again, the file that hung is reported as written, and the next chec
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -106,6 +107,8 @@ class CheckpointWriter:
     )  # reported as a problem; the first is under way
     _untold: list[Written] = field(default_factory=list)
     _next: float | None = None
+    _wanted: threading.Event = field(default_factory=threading.Event)  # one out of turn
+    _kept: threading.Event = field(default_factory=threading.Event)  # since that was wanted
     _done: set[tuple[int, int]] = field(default_factory=set)  # workers whose script has ended
 
     def __post_init__(self) -> None:
@@ -122,10 +125,18 @@ class CheckpointWriter:
         if self._next is None:
             self._next = now + self.interval_s
         busy = self._gathering or self._writing or self._hung
-        if self.interval_s <= 0 or now < self._next or busy:
+        is_time = self.interval_s > 0 and now >= self._next
+        if busy or not (is_time or self._wanted.is_set()):
             return False
+        self._wanted.clear()
         self._next = now + self.interval_s
         return True
+
+    def keep_soon(self, patience_s: float) -> bool:
+        """From another thread: keep a checkpoint after the next merge; whether that is done in time."""
+        self._kept.clear()
+        self._wanted.set()
+        return self._kept.wait(patience_s)
 
     def begin(
         self, coordinator: Coordinator, seconds: float, now: float, within_s: float = math.inf
@@ -247,6 +258,8 @@ class CheckpointWriter:
                     found += _failed(one.gathering, self.hangs)
             else:
                 break
+        if any(isinstance(one, Checkpointed) for one in found):
+            self._kept.set()
         return found
 
     def _pass_on(self, gathering: _Gathering, now: float) -> None:

@@ -74,7 +74,7 @@ class Limits:
     join_s: float = 120.0
     turn_s: float = 120.0
     test_s: float = 600.0  # without a batch of a test that is done
-    return_s: float = 5.0  # after the first worker of a former master, for the others of it
+    return_s: float = 5.0  # after the first worker of a run that was begun before, for the others
 
 
 @dataclass

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from speedo.exchange.served_vectors import Stores
 from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Answer, Request, ServerLost
+from speedo.master.server_requests import Answer, Request
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """Implements `speedo.master.server_requests.Pending` where nothing is pending."""
 
-    found: Sequence[Answer | ServerLost]
+    found: Sequence[Answer]
 
     def done(self) -> bool:
         return True
@@ -22,7 +22,7 @@ class Answered:
     def when_done(self, then: Callable[[], None]) -> None:
         then()
 
-    def answers(self) -> Sequence[Answer | ServerLost]:
+    def answers(self) -> Sequence[Answer]:
         return self.found
 
 
@@ -39,16 +39,7 @@ class LocalServers:
         pass
 
     def ask(self, request: Request) -> Answered:
-        return Answered([self.ask_one(index, request) for index in range(len(self.servers))])
-
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        return self.servers[index].do(request)
-
-    def replace(self, index: int, cause: str) -> None:
-        old = self.servers[index]
-        self.servers[index] = RangeServer(
-            old.run, old.layout, old.store, old.epoch, old.compression, old.clock, old.solver
-        )
+        return Answered([server.do(request) for server in self.servers])
 
     def stores(self) -> list[Stores]:
         return [Stores(server.store) for server in self.servers]

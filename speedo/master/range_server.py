@@ -1,8 +1,4 @@
-"""A server: keeps, merges and publishes one range of the center. The master decides, and asks for it in few words.
-
-Every request may be repeated: what is done already is not done again. So a server that died can be replaced by one
-that loads its range from their store, and the request under way is made once more.
-"""
+"""A server: keeps, merges and publishes one range of the center. The master decides, and asks for it in few words."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from speedo.engines.solver_update import SolverUpdate
-from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.errors import TrainingStopped
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
-from speedo.exchange.transfer import fetch_state, fetch_vector
+from speedo.exchange.transfer import fetch_state, fetch_vector, put_state
 from speedo.exchange.vector import Layout
 from speedo.master.center import Center
 from speedo.master.range_update import RangeUpdate
 from speedo.master.server_requests import (
-    NOT_LOADED,
     Answer,
     Clear,
     Combine,
@@ -28,7 +23,6 @@ from speedo.master.server_requests import (
     Probe,
     Request,
     Restore,
-    ServerLost,
     TakeIn,
 )
 from speedo.messages import Kind, Merge
@@ -54,14 +48,18 @@ class RangeServer:
 
     _center: Center | None = field(default=None, init=False)
     _update: RangeUpdate | None = field(default=None, init=False)
+    _whole: int | None = field(default=None, init=False)  # whose history and state the store has
+    _stopped: TrainingStopped | None = field(default=None, init=False)
 
-    def do(self, request: Request) -> Answer | ServerLost:
-        """Carry it out; before it has loaded its range the answer is `NOT_LOADED`. Raises `StoreError`."""
+    def do(self, request: Request) -> Answer:
+        """Carry it out. Raises `StoreError`, and `TrainingStopped` once its range is not finite."""
+        if self._stopped is not None:
+            raise self._stopped
         if isinstance(request, Load):
-            return self._load(request)
+            self._load(request.version)
+            return None
         center = self._center
-        if center is None:
-            return NOT_LOADED
+        assert center is not None
         match request:
             case TakeIn():
                 rule = request.rule
@@ -84,8 +82,8 @@ class RangeServer:
                 return None
             case Restore():
                 center.restore()
-                if self._update is not None:
-                    self._update.restore()
+                if request.whole:
+                    self._keep_whole(center)
                 return None
             case Probe():
                 center.probe()
@@ -94,15 +92,11 @@ class RangeServer:
     def _combine(self, center: Center, request: Combine) -> Combined:
         seconds = Counter[str]()
         for action, before in request.earlier:
-            if center.version < action.version:
-                seconds.update(self._merge(center, action, before, None, more=True))
+            seconds.update(self._merge(center, action, before, None, more=True))
         version = request.action.version
-        if center.version < version:
-            center.hold(version)  # until the master says that nobody reads it
-            norm = request.squared_norm
-            seconds.update(self._merge(center, request.action, request.iteration_before, norm))
-            if self._update is not None:
-                self._update.keep(version)
+        center.hold(version)  # until the master says that nobody reads it
+        norm = request.squared_norm
+        seconds.update(self._merge(center, request.action, request.iteration_before, norm))
         return Combined(dict(seconds))
 
     def _merge(
@@ -118,14 +112,24 @@ class RangeServer:
             self._update.begin(action.version, squared_norm)
         try:
             done = center.merge(action, before, more=more)
-        except TrainingStopped:
-            self._center = None  # what is not finite is never published
+        except TrainingStopped as error:
+            self._stopped = error  # what is not finite is never published
             raise
         one = next(iter(done.timings), {})
         return {name: one[name] for name in ("merge", "publish_center") if name in one}
 
-    def _at(self, version: int) -> Center:
-        return Center(
+    def _keep_whole(self, center: Center) -> None:
+        version, former = center.version, self._whole
+        if center.state:
+            put_state(self.store, self.run, version, center.state.pack())
+        if self._update is not None:
+            self._update.keep(version)
+        if former is not None and former != version:
+            self.store.delete(keys.rule_state(self.run, former), keys.history(self.run, former))
+        self._whole = version
+
+    def _load(self, version: int) -> None:
+        center = self._center = Center(
             self.run,
             self.layout.zeros(),
             self.layout,
@@ -134,43 +138,16 @@ class RangeServer:
             epoch=self.epoch,
             clock=self.clock,
             compression=self.compression,
-            keeps_payloads=True,
             role="server",
         )
-
-    def _load(self, request: Load) -> int | None:
-        """What was in this process before is forgotten, payloads too."""
-        stem = keys.centers(self.run)
-        tails = [key.removeprefix(stem) for key in self.store.keys(stem)]
-        versions = sorted({int(tail.partition(":")[0]) for tail in tails}, reverse=True)
-        center = self._at(0)
-        update = None
+        fetch_vector(
+            self.store, keys.center(self.run, version), self.layout, Kind.CENTER, center.vector
+        )
+        state = fetch_state(self.store, self.run, version)
+        center.state = State.unpack(state, self.layout.size)
         if self.solver is not None:
-            solver = self.solver()
-            update = RangeUpdate(self.run, self.layout, self.store, solver, self.epoch)
-        found: int | None = None
-        for version in versions:
-            if version > request.newest or found is not None:
-                continue
-            try:
-                key = keys.center(self.run, version)
-                header = fetch_vector(self.store, key, self.layout, Kind.CENTER, center.vector)
-                state = fetch_state(self.store, self.run, version)
-                center.state = State.unpack(state, self.layout.size)
-            except (MissingKeyError, PayloadError):
-                continue
-            if header.version == version and (update is None or update.load(version)):
-                found = version
-        if found is None:
-            return None
-        center.version = found
+            self._update = RangeUpdate(self.run, self.layout, self.store, self.solver(), self.epoch)
+            self._update.load(version)
+        self._whole = version
         center.publish()  # in every form
-        center.hold(found)
-        for version in versions:
-            if version < found or version > request.newest:
-                center.adopt(version, keep=version in request.keep)
-        center.tidy()  # a newer one, that lacks its history or is damaged, is made once more
-        if update is not None:
-            update.tidy()
-        self._center, self._update = center, update
-        return found
+        center.hold(version)

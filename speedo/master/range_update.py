@@ -1,7 +1,6 @@
 """The solver's own update of the range that one server keeps, where workers send gradients (`--server-gradient`).
 
-The history is in the server's store beside the center of its version, so a server that is replaced continues it.
-It is written after the center, for which workers wait; only a version that has both is one to continue from.
+The history is in the server's memory; it goes into its store where the master fetches the whole center.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from speedo.engines.solver_update import SolverUpdate
-from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.transfer import fetch_range_history, put_range_history
 from speedo.exchange.vector import Layout, Vector
 from speedo.master.divergence import check_update
 from speedo.messages import Kind
 from speedo.sgd_modes.rules import NO_STATE, Contribution, MergeRule, State, mean_into
-from speedo.storage import keys
 from speedo.storage.base import Store
 
 
@@ -40,15 +37,12 @@ class RangeUpdate(MergeRule):
     _prepared: int | None = None  # the version whose mean gradient is in `_gradient`
     _next: int | None = None
     _norm: float | None = None
-    _version: int | None = None  # whose history the store has
 
     def __post_init__(self) -> None:
         self._gradient = self.layout.zeros()
 
     def prepare(self, version: int, contributions: Sequence[Contribution]) -> float:
-        """The squared norm of the mean gradient that makes this version; 0 if all that it is made of is lost."""
-        if not contributions:
-            return 0.0
+        """The squared norm of the mean gradient that makes this version."""
         mean_into(self._gradient, contributions)
         self._prepared = version
         return self.solver.squared_norm(self._gradient)
@@ -74,44 +68,13 @@ class RangeUpdate(MergeRule):
 
     # ------------------------------------------------------------ the history in the store
 
-    def load(self, version: int) -> bool:
-        """Take over the history beside this version; whether there was one, undamaged."""
-        try:
-            self.solver.updates = fetch_range_history(
-                self.store, self.run, self.layout, version, self.solver.flat
-            )
-        except (MissingKeyError, PayloadError):
-            return False
-        self._version = version
-        return True
+    def load(self, version: int) -> None:
+        """Take over the history beside this version. Raises `StoreError`, `PayloadError`."""
+        self.solver.updates = fetch_range_history(
+            self.store, self.run, self.layout, version, self.solver.flat
+        )
 
     def keep(self, version: int) -> None:
-        """Write the history beside this version; the former one goes."""
-        put_range_history(
-            self.store,
-            self.run,
-            self.layout,
-            version,
-            self.epoch,
-            self.solver.flat,
-            self.solver.updates,
-        )
-        former, self._version = self._version, version
-        if former is not None and former != version:
-            self.store.delete(keys.history(self.run, former))
-
-    def restore(self) -> None:
-        """Write the history again if the store has lost it."""
-        if self._version is None:
-            return
-        try:
-            self.store.read_head(keys.history(self.run, self._version))
-        except MissingKeyError:
-            self.keep(self._version)
-
-    def tidy(self) -> None:
-        """Delete every history but the one that was loaded."""
-        own = None if self._version is None else keys.history(self.run, self._version)
-        old = [key for key in self.store.keys(keys.histories(self.run)) if key != own]
-        if old:
-            self.store.delete(*old)
+        """Write the history beside this version."""
+        flat, updates = self.solver.flat, self.solver.updates
+        put_range_history(self.store, self.run, self.layout, version, self.epoch, flat, updates)

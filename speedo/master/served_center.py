@@ -1,11 +1,11 @@
 """The center over servers: what the master decides is asked of all of them, each for its range.
 
-The master carries no arrays: it sums the squared norms that the servers answer, judges by them, and keeps in mind what
-every server must have: the version, the older versions that are read, the payloads that are held, the merges that not
-every server has confirmed. From these a replaced server is brought to the state of the others.
+The master carries no arrays: it sums the squared norms that the servers answer, judges by them, and keeps in mind which
+payloads are held and which merges not every server has confirmed.
 
 The master does not wait for a merge: a worker that is to fetch the new version polls until every server has published
-it. A payload that one server refuses is dropped by all.
+it. A payload that one server refuses is dropped by all. A server that is lost ends the attempt, as whatever else a run
+needs besides its workers: the next one begins from the newest checkpoint.
 
 Where servers apply the solver's own update, each has the history of its range. Gradients are clipped by the norm of the
 whole: only then the master asks for the parts of that norm first, and waits for them.
@@ -13,29 +13,24 @@ whole: only then the master asks for the parts of that norm first, and waits for
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from speedo.engines.solver_update import History, Recipe
-from speedo.errors import MissingKeyError, StoreError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.server_requests import (
-    Answer,
     Clear,
     Combine,
     Load,
     Pending,
     Prepare,
     Probe,
-    Request,
     Restore,
-    ServerLost,
     Servers,
     TakeIn,
     slowest,
@@ -47,19 +42,9 @@ from speedo.sgd_modes.rules import MergeRule, State
 MOST_ORDERED: Final = 16  # merges that are not confirmed yet
 
 
-@dataclass(eq=False, slots=True)
-class _Ordered:
-    """Merges that servers were asked to make, with their payloads; `renewed` are those that made them once more."""
-
-    request: Combine
-    taken: list[TakeIn]
-    pending: Pending
-    renewed: set[int] = field(default_factory=set)
-
-
 @dataclass
 class ServedCenter:
-    """Implements `speedo.master.center.RunCenter`. `first` is the center to begin with; `note` takes lines for people.
+    """Implements `speedo.master.center.RunCenter`. `first` is the center to begin with.
 
     `fence` raises `FencedError` once another master has taken the run over. With a `solver` the servers apply its
     update to what gradients are sent, from `first_history` on, or from none.
@@ -73,7 +58,6 @@ class ServedCenter:
     epoch: int = 0
     fence: Callable[[], None] = lambda: None
     compression: Compression = NO_COMPRESSION
-    note: Callable[[str], None] = lambda _: None
     # By which the next results are expected to be merged.
     rule: Callable[[], MergeRule] | None = None
     solver: Recipe | None = None
@@ -81,21 +65,17 @@ class ServedCenter:
     first_state: State = field(default_factory=State)
     clock: Callable[[], float] = lambda: 0.0
     divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
-    outages: int = 0  # that servers reported, and replacements
+    outages: int = 0  # that servers reported
     _held: dict[tuple[int, int], TakeIn] = field(default_factory=dict)
     _uses: Counter[int] = field(default_factory=Counter)
-    _early: dict[tuple[int, int], tuple[TakeIn, int, Pending]] = field(default_factory=dict)
+    _early: dict[tuple[int, int], tuple[TakeIn, Pending]] = field(default_factory=dict)
     _to_order: list[tuple[Merge, int]] = field(default_factory=list)  # with the iteration before
-    _taken: list[TakeIn] = field(default_factory=list)  # the payloads in these
-    _ordered: deque[_Ordered] = field(default_factory=deque)
-    _cleared: deque[tuple[Clear, Pending]] = field(default_factory=deque)
+    _ordered: deque[Pending] = field(
+        default_factory=deque
+    )  # merges that servers were asked to make
     _published: set[int] = field(default_factory=set)
     _old: list[int] = field(default_factory=list)  # versions to delete
     _over: list[tuple[int, int]] = field(default_factory=list)  # payloads to delete
-    _replaced: int = 0
-    _gone: StoreError | None = None  # what ended the wait for a server that never came
-    _to_keep: threading.Event = field(default_factory=threading.Event)
-    _kept: threading.Event = field(default_factory=threading.Event)
     _received: dict[tuple[int, int], float] = field(default_factory=dict)  # seconds
     _combined: dict[str, float] = field(default_factory=dict)  # seconds of the last confirmed merge
 
@@ -133,16 +113,10 @@ class ServedCenter:
         self._order()
         self._confirm(0)
         if self._whole.version != self.version:
-            try:
-                self._whole = self._fetched()
-            except MissingKeyError:
-                self.restore()
-                self._whole = self._fetched()
+            self.servers.ask(Restore(whole=True)).answers()
+            with self._exchange() as exchange:
+                self._whole = fetch_whole(exchange, self.version, self.layout, self.solver)
         return self._whole
-
-    def _fetched(self) -> Whole:
-        with self._exchange() as exchange:
-            return fetch_whole(exchange, self.version, self.layout, self.solver)
 
     # ------------------------------------------------------------ what the driver asks for
 
@@ -151,9 +125,7 @@ class ServedCenter:
         self.fence()
         self.servers.ready()
         self._spread(self._whole)
-        for index, version in enumerate(self._ask(Load(self.version))):
-            if version != self.version:
-                raise StoreError(f"server {index} did not find the center that it was given")
+        self.servers.ask(Load(self.version)).answers()
         self._published.add(self.version)
 
     def expect(self, event: Trained, then: Callable[[], None]) -> None:
@@ -162,16 +134,17 @@ class ServedCenter:
             return then()
         request = TakeIn(event, self.rule())
         pending = self.servers.ask(request)
-        self._early[event.worker, event.ticket] = (request, self._replaced, pending)
+        self._early[event.worker, event.ticket] = (request, pending)
         pending.when_done(then)
 
     def receive(self, event: Trained, rule: MergeRule) -> Refused | None:
         who, began = (event.worker, event.ticket), self.clock()
         request = TakeIn(event, rule)
-        early, replaced, pending = self._early.pop(who, (None, 0, None))
-        asked = pending if early == request and replaced == self._replaced else None
+        early, pending = self._early.pop(who, (None, None))
+        if pending is None or early != request:
+            pending = self.servers.ask(request)
         norm, refused = 0.0, None
-        for answer in self._ask(request, asked):
+        for answer in pending.answers():
             if isinstance(answer, Refused):
                 refused = answer if refused is None or answer.blame else refused
             elif isinstance(answer, (int, float)):
@@ -190,14 +163,15 @@ class ServedCenter:
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         """See `RunCenter.merge`. Gradients that are clipped are merged one by one: each asks for its norm first."""
         self.fence()
-        own = [(part.worker, part.ticket) for part in action.parts if part.summed_by is None]
+        own = [(part.worker, part.ticket) for part in action.with_payload]
         clips = self._clips(own)
         if clips:
             self._publish()
         if not self._to_order:
             self._confirm(MOST_ORDERED - 1)
         norm = self._norm_of(action) if clips else None
-        self._taken += [self._held.pop(who) for who in own]
+        for who in own:
+            del self._held[who]
         self._to_order.append((action, iteration_before))
         previous, self.version = self.version, action.version
         self._over += own
@@ -219,7 +193,7 @@ class ServedCenter:
 
     def _norm_of(self, action: Merge) -> float:
         """The squared norm of the mean gradient over all ranges."""
-        answers = self._ask(Prepare(action))
+        answers = self.servers.ask(Prepare(action)).answers()
         return sum(answer for answer in answers if isinstance(answer, (int, float)))
 
     def _publish(self, norm: float | None = None) -> None:
@@ -232,9 +206,7 @@ class ServedCenter:
         if not self._to_order:
             return
         (*earlier, (action, before)), self._to_order = self._to_order, []
-        taken, self._taken = self._taken, []
-        request = Combine(action, before, norm, tuple(earlier))
-        self._ordered.append(_Ordered(request, taken, self.servers.ask(request)))
+        self._ordered.append(self.servers.ask(Combine(action, before, norm, tuple(earlier))))
         self._published.add(action.version)
 
     def drop(self, action: Drop) -> None:
@@ -246,42 +218,25 @@ class ServedCenter:
             self._received.pop(who, None)
             self._over.append(who)
 
-    def keep_whole(self, patience_s: float) -> bool:
-        """From another thread: let the driver's fetch the whole center, as a server is about to leave; if it did."""
-        self._kept.clear()
-        self._to_keep.set()
-        return self._kept.wait(patience_s)
-
     def tidy(self) -> None:
-        if self._to_keep.is_set():
-            self._to_keep.clear()
-            _ = self.vector
-            self._kept.set()
         self._publish()
         if self._old or self._over:
-            request = Clear(tuple(self._old), tuple(self._over))
-            self._cleared.append((request, self.servers.ask(request)))
+            self.servers.ask(Clear(tuple(self._old), tuple(self._over)))
             self._old, self._over = [], []
-        while self._cleared and self._cleared[0][1].done():
-            if len(self._cleared) < MOST_ORDERED and self._any_lost(self._cleared[0][1]):
-                break  # it is asked for once more, of the one in its place
-            self._cleared.popleft()
-
-    @staticmethod
-    def _any_lost(pending: Pending) -> bool:
-        return any(isinstance(answer, ServerLost) for answer in pending.answers())
 
     def probe(self) -> None:
         self._order()
         self._confirm(0)
-        told = [answer for answer in self._ask(Probe()) if isinstance(answer, int)]
-        self.outages = sum(told) + self._replaced
-        self._ask(Restore())  # a store that was empty for a moment may have shown it to nobody
+        answers = self.servers.ask(Probe()).answers()
+        self.outages = sum(answer for answer in answers if isinstance(answer, int))
+        self.servers.ask(
+            Restore()
+        ).answers()  # a store that was empty for a moment may have shown it to nobody
 
     def restore(self) -> None:
         self._order()
         self._confirm(0)
-        self._ask(Restore())
+        self.servers.ask(Restore()).answers()
 
     def hold(self, version: int) -> None:
         self._uses[version] += 1
@@ -299,104 +254,12 @@ class ServedCenter:
             self._published.discard(version)
             self._old.append(version)
 
-    # ------------------------------------------------------------ servers that are lost
-
-    def _ask(self, request: Request, pending: Pending | None = None) -> list[Answer]:
-        """What every server answers; all are asked again once another is in the place of a lost one.
-
-        `pending`: they were asked before.
-        """
-        while True:
-            found: list[Answer] = []
-            answers = (pending or self.servers.ask(request)).answers()
-            pending = None
-            for index, answer in enumerate(answers):
-                if isinstance(answer, ServerLost):
-                    self._renew(index, answer)
-                else:
-                    found.append(answer)
-            if len(found) == len(self.servers):
-                return found
-
     def _confirm(self, most: int) -> None:
         """Look at what became of merges; wait until no more than this many are unconfirmed."""
-        while self._ordered and (len(self._ordered) > most or self._ordered[0].pending.done()):
-            first = self._ordered[0]
-            lost = [
-                (index, answer)
-                for index, answer in enumerate(first.pending.answers())
-                if isinstance(answer, ServerLost) and index not in first.renewed
-            ]
-            for index, loss in lost:
-                self._renew(index, loss)
-            if not lost:
-                self._ordered.popleft()
-                self._combined = slowest(first.pending.answers()) or self._combined
-
-    def _renew(self, index: int, loss: ServerLost) -> None:
-        """Have another server in the place of this one, unless it is there, and bring it to where the others are."""
-        if self._gone is not None:
-            raise self._gone
-        self._order()  # so that all of it is known
-        self.note(f"warning: server {index} is lost: {loss.cause}")
-        try:
-            if not loss.fresh:
-                self.servers.replace(index, loss.cause)
-        except StoreError as error:
-            self._gone = error  # who asks again need not wait again
-            raise
-        self._replaced += 1
-        self.outages += 1
-        to_delete = (version for request, _ in self._cleared for version in request.versions)
-        load = Load(self.version, (*self._published, *self._old, *to_delete))  # for merges to come
-        loaded = self.servers.ask_one(index, load)
-        oldest = self.version - sum(one.request.count for one in self._ordered)
-        if isinstance(loaded, ServerLost):
-            return  # which the next question shows
-        if isinstance(loaded, int) and loaded >= oldest:
-            self._merge_again(index, loaded)
-            self._take_in_again(index, self._held.values())
-        else:
-            self._go_back(index)
-        for request, _ in self._cleared:
-            self.servers.ask_one(index, request)
-        self.note(f"server {index} is back, with version {self.version}")
-
-    def _go_back(self, index: int) -> None:
-        """Nobody has the range of this server: all begin again from the newest center that the master has whole."""
-        version = self._whole.version
-        what = "the center is reset"
-        if self.solver is not None:
-            what = "the center and the solver's history are reset"
-        self.note(
-            f"warning: server {index} has lost its range with its store: {what} to version {version}, and "
-            f"{self.version - version} merges are lost"
-        )
-        self._spread(self._whole)
-        self._whole = replace(self._whole, version=self.version)
-        self._ordered.clear()
-        for other in range(len(self.servers)):
-            self.servers.ask_one(other, Load(self.version, tuple(self._published)))
-            self._take_in_again(other, self._held.values())
-
-    def _merge_again(self, index: int, loaded: int) -> None:
-        """Let a server that came back with version `loaded` make the merges after it."""
-        for one in self._ordered:
-            if one.request.action.version > loaded:
-                self._take_in_again(index, one.taken)
-                if isinstance(self.servers.ask_one(index, one.request), ServerLost):
-                    return  # once more, when this merge is to be confirmed
-            one.renewed.add(index)
-
-    def _take_in_again(self, index: int, requests: Iterable[TakeIn]) -> None:
-        """Payloads that wait for their merge; what is lost of one is left out of that merge, in this range."""
-        for request in requests:
-            answer = self.servers.ask_one(index, request)
-            if isinstance(answer, Refused):
-                self.note(
-                    f"warning: what worker {request.event.worker} sent is lost in the range of server {index}: "
-                    f"{answer.reason}"
-                )
+        while self._ordered and (len(self._ordered) > most or self._ordered[0].done()):
+            answers = self._ordered[0].answers()
+            self._ordered.popleft()
+            self._combined = slowest(answers) or self._combined
 
     def _spread(self, whole: Whole) -> None:
         with self._exchange() as exchange:

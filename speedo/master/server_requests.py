@@ -1,13 +1,10 @@
-"""What a master asks of its servers and what they answer, and how the questions reach them.
-
-Every request may be repeated: what is done already is not done again.
-"""
+"""What a master asks of its servers and what they answer, and how the questions reach them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from speedo.exchange.served_vectors import Stores
 from speedo.messages import Merge, Refused, Trained
@@ -16,13 +13,9 @@ from speedo.sgd_modes.rules import MergeRule
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Take the newest center of the store, up to version `newest`; `keep` are the versions that stay beside it.
+    """Take this version of the center, which is in the store. Answer: None."""
 
-    Answer: its version, or None if the store has none.
-    """
-
-    newest: int
-    keep: tuple[int, ...] = ()
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +45,10 @@ class Combine:
     squared_norm: float | None = None
     earlier: tuple[tuple[Merge, int], ...] = ()
 
-    @property
-    def count(self) -> int:
-        """How many merges it is."""
-        return len(self.earlier) + 1
-
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """The seconds that a server's part of these merges took, by the names in the log; none if they were made before."""
+    """The seconds that a server's part of these merges took, by the names in the log."""
 
     seconds: Mapping[str, float]
 
@@ -75,7 +63,12 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Publish the present version again if the store has lost it. Answer: None."""
+    """Publish the present version again if the store has lost it. Answer: None.
+
+    With `whole` what the solver's update and the merge rule keep goes beside it.
+    """
+
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +76,11 @@ class Probe:
     """Write a little into the store. Answer: how many outages of it have ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLost:
-    """A server that gives no answer any more, and why. `fresh`: another is in its place, and has loaded nothing yet."""
-
-    cause: str
-    fresh: bool = False
-
-
-NOT_LOADED: Final = ServerLost("it has been started again", fresh=True)
 Request = Load | TakeIn | Prepare | Combine | Clear | Restore | Probe
 Answer = int | float | Combined | Refused | None
 
 
-def slowest(answers: Iterable[Answer | ServerLost]) -> dict[str, float]:
+def slowest(answers: Iterable[Answer]) -> dict[str, float]:
     """The seconds of the slowest server in each part of a merge."""
     found: dict[str, float] = {}
     for answer in answers:
@@ -110,15 +94,15 @@ class Pending(Protocol):
     """What all servers were asked at once, and have perhaps not answered yet."""
 
     def done(self) -> bool:
-        """Whether all have answered, or are lost."""
+        """Whether all have answered, or failed."""
         ...
 
     def when_done(self, then: Callable[[], None]) -> None:
         """Call this once, in whatever thread, as soon as `done`."""
         ...
 
-    def answers(self) -> Sequence[Answer | ServerLost]:
-        """Wait for all; an error of ours that one raised is raised here."""
+    def answers(self) -> Sequence[Answer]:
+        """Wait for all; an error of ours that one raised is raised here, and `RunInterrupted` if one is lost."""
         ...
 
 
@@ -133,14 +117,6 @@ class Servers(Protocol):
 
     def ask(self, request: Request) -> Pending:
         """Ask all of them, without waiting."""
-        ...
-
-    def ask_one(self, index: int, request: Request) -> Answer | ServerLost:
-        """Ask one of them, and wait. An error of ours is raised."""
-        ...
-
-    def replace(self, index: int, cause: str) -> None:
-        """Return once another is in the place of a lost one. Raises `StoreError` if none comes."""
         ...
 
     def stores(self) -> Sequence[Stores]:

@@ -55,6 +55,8 @@ from speedo.watch.status import StatusBoard
 
 PARTS_OF_RUN = 20  # the stretch under way is lost when the time of a run is over
 TESTS_WAIT = 5  # times the timeout, for nets and data that a tester opens before its first batch
+BACK_S = 5.0  # after the first worker of a former master, for the others
+NEW_S = 30.0  # the same of new workers, which are still to start
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
 
@@ -112,7 +114,6 @@ def build_training(
             epoch=settings.epoch,
             fence=fence.check,
             compression=settings.compression,
-            note=board.notice,
             rule=lambda: coordinator.strategy.rule,
             solver=solver,
             first_history=solver.read_history(former) if solver is not None and former else None,
@@ -133,6 +134,11 @@ def build_training(
             coordinator.started = True
             coordinator.awaited.update(taken_over.members)
             board.turns, board.results = taken_over.exchanged
+        elif (
+            settings.master_restarts
+        ):  # a host may have gone meanwhile: its workers are not waited for
+            coordinator.started = True
+            coordinator.awaited.update(range(settings.workers))
     if resume is not None or settings.epoch:
         why = settings.master_restarts[-1] if settings.master_restarts else ""
         begun = resume.counters if resume is not None else None
@@ -206,6 +212,7 @@ def build_training(
             join_s=config.seconds_to_join,
             turn_s=config.timeout,
             test_s=TESTS_WAIT * config.timeout,
+            return_s=BACK_S if taken_over is not None else NEW_S,
         ),
         has_tester=spec.has_test or tests is not None,
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from speedo.errors import CheckpointError, FencedError, StoreError, TrainingStopped
+from speedo.errors import CheckpointError, FencedError, RunInterrupted, StoreError, TrainingStopped
 from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
@@ -87,6 +87,9 @@ class Training:
                 partial(self.model.export, self.center.vector),
                 self.model.second_name(outcome.iteration),
             )
+        except RunInterrupted:
+            elsewhere = True
+            raise
         except FencedError:
             elsewhere = True
             self.log.disown()

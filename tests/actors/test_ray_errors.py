@@ -26,13 +26,13 @@ from speedo.actors.host_manager import HostManager, Orders
 from speedo.actors.join.host_link import RESOURCE
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_errors import meaning_of, raised_by, why
-from speedo.actors.server_calls import ServerCalls
+from speedo.actors.server_calls import ServerCalls, ServerLost
 from speedo.actors.tester_actor import PartTested, ShareTests
 from speedo.actors.worker_actor import Ready
 from speedo.actors.worker_host import WorkerHost
 from speedo.engines.solver.holding import Holding
 from speedo.errors import EngineError, Meaning, SpeedoError
-from speedo.master.server_requests import Probe, ServerLost
+from speedo.master.server_requests import Probe
 from speedo.master.slots import Assignment
 from speedo.messages import Evaluate, Left, Refused
 from speedo.run.config.run_config import make_config

@@ -20,6 +20,7 @@ import pytest
 from speedo.data.roots import default_data_root
 from speedo.run.prepare import chosen_solver
 from speedo.run_dir.checkpoint_file import latest
+from tests.faults.scripts import kept
 from tests.support.commands import Commands, interrupt, wait_for_line
 from tests.support.processes import words_of
 from tests.whole_runs.local import model_made_here, weights_in
@@ -115,63 +116,43 @@ def clipping(problem: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("points", "extra"),
-    [
-        (("server-merging", "server-merged", "server-published"), ()),
-        pytest.param(
-            ("server-published",),  # before its history is there
-            ("--server-gradient",),
-            marks=pytest.mark.matrix,
-        ),
-    ],
-    ids=["deltas", "gradients"],
+    "extra", [(), pytest.param(("--server-gradient",), marks=pytest.mark.matrix)]
 )
-def test_a_server_that_is_killed_in_a_merge_is_replaced_and_no_bit_changes(
-    speedo: Commands, problem: Path, tmp_path: Path, points: tuple[str, ...], extra: tuple[str, ...]
+def test_a_run_whose_server_is_killed_in_a_merge_begins_again_from_its_checkpoint(
+    speedo: Commands, problem: Path, tmp_path: Path, extra: tuple[str, ...]
 ) -> None:
-    """One after the other in one run, which is resumed with another number of servers then.
-
-    The bits are those of a run without servers, or on one, that nothing interrupts: with gradients too the history is
-    whole.
-    """
-    options = ("--workers", "2", "--team", "off", *extra)
+    """Before a merge, in it, after it, one in each attempt; then it is resumed with another number of servers."""
+    points = ("server-merging", "server-merged", "server-published")
+    options = ("--workers", "2", "--team", "off", "--checkpoint-interval", "0.001", *extra)
     problem = clipping(problem) if extra else problem
     process = speedo.start(
-        *train(problem, "run", "2", "--max-iter", "40", *options),
+        *train(problem, "run", "2", "--max-iter", "60", *options),
         environment={
             "SPEEDO_FAILPOINT": " ".join(f"{point}:1@10" for point in points),
             "SPEEDO_FAILPOINT_DONE": str(tmp_path / "done"),
         },
     )
     result, errors = outcome(process, tmp_path / "run")
-    assert (tmp_path / ("done.2" if points[1:] else "done")).exists()
-    assert errors.count("warning: server 1 is lost: ") == len(points)
-    assert "server 1 is back, with version " in errors
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    results = [line for line in lines if line.get("event") == "result"]
-    merged = [line for line in results if line["decision"] == "merged"]
-    assert (result["complete"], result["iteration"]) == (True, 40)
-    assert len({(one["worker"], one["ticket"]) for one in merged}) == len(merged)
-    assert sum(one["samples"] for one in merged) == 40 * 8
-    gave_up = [one for one in results if one["decision"] != "merged"]
-    # On a busy machine a server may take longer to come back than a worker looks for its range.
-    assert all(":center:" in one["reason"] for one in gave_up), gave_up
-    more = {"server_gradient": True, "servers": "1"} if extra else {}
-
-    def is_sound(iterations: int) -> bool:
-        folder = tmp_path / f"sound{iterations}"
-        sound = model_made_here(
-            problem, folder, workers=2, team="off", max_iter=iterations, seed=5, **more
-        )
-        return (tmp_path / "run" / "model.caffemodel").read_bytes() == sound
-
-    assert gave_up or (result["version"] == 40 and is_sound(40))
+    told = re.findall(
+        r"warning: server 1 at here is lost: .*: the run begins again from the newest checkpoint",
+        errors,
+    )
+    assert len(told) == len(points), errors
+    assert (tmp_path / "done.2").exists()
+    assert (result["complete"], result["iteration"]) == (True, 60)
+    assert trained(tmp_path / "run") == 60 * 8
     again = speedo.start(
-        "train", "--resume", "run", "--servers", "3", "--max-iter", "60", "--seed", "5", *options
+        "train", "--resume", "run", "--servers", "3", "--max-iter", "80", "--seed", "5", *options
     )
     result, _ = outcome(again, tmp_path / "run")
-    assert (result["complete"], result["iteration"]) == (True, 60)
-    assert gave_up or is_sound(60)
+    assert (result["complete"], result["iteration"]) == (True, 80)
+    assert trained(tmp_path / "run") == 80 * 8
+
+
+def trained(folder: Path) -> int:
+    """The records of all results that count."""
+    lines = kept(json.loads(line) for line in whole_lines(folder))
+    return sum(line["samples"] for line in lines if line.get("decision") == "merged")
 
 
 def goes_on(folder: Path, versions: int = 50) -> None:
@@ -184,14 +165,14 @@ def whole_lines(folder: Path) -> list[str]:
     return (folder / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
 
 
-def test_what_is_killed_comes_back_and_costs_what_no_worker_has(
+def test_a_redis_of_servers_comes_back_and_a_server_lost_with_it_ends_the_attempt(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     """The Redis of both servers stands still, then is killed, then with its server. `speedo status` shows both."""
     folder = tmp_path / "run"
     process = speedo.start(
         *train(problem, "run", "2", "--mode", "async", "--workers", "2", "--max-iter", "1000000"),
-        "--checkpoint-interval", "0",
+        "--checkpoint-interval", "1",
     )  # fmt: skip
     wait_for_line(folder / "metrics.jsonl", '"version":10,', 90)
     asked = speedo.start("status", "--json")
@@ -212,21 +193,20 @@ def test_what_is_killed_comes_back_and_costs_what_no_worker_has(
             for victim in victims:
                 victim.send_signal(signal.SIGCONT)
         goes_on(folder)
-    assert "has lost its range" not in (folder / "train.log").read_text()
+    assert "begins again" not in (folder / "train.log").read_text()
 
+    wait_for_line(folder / "metrics.jsonl", '"event":"checkpoint"', 90)
     servers = started_last(speedo, "ray::ServerActor", 2)
     assert len(servers) == 2
     for victim in (*started_last(speedo, "redis-server", 2), *servers):
         victim.kill()
+    wait_for_line(folder / "metrics.jsonl", '"event":"resumed"', 90)
     goes_on(folder)
     interrupt(process)
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    done = json.loads((folder / "result.json").read_text())["iteration"]
-    all_merges = merges(folder)
-    assert len(set(all_merges)) == len(all_merges) >= done >= 150
-    told = re.findall(
-        r"has lost its range with its store: the center is reset to version (\d+), ", errors
+    assert re.search(
+        r"warning: server [01] at here is lost: .*: the run begins again from the newest checkpoint",
+        errors,
     )
-    assert set(told) == {"0"}, errors  # the master has fetched none since the first

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,14 +72,6 @@ def test_a_host_may_serve_without_training_and_sends_a_version_once_for_all_work
     assert 40 < centers < 60, centers  # 40 rounds of two workers; the first center, and the last
 
 
-def kill_all(host: Host) -> None:
-    """As a power cut: no process of this host says that it ends. Shells that remove its files are left to do so."""
-    for process in host.processes():
-        with suppress(ProcessLookupError, FileNotFoundError):
-            if Path("/proc", str(process), "comm").read_text() != "sh\n":
-                os.kill(process, signal.SIGKILL)
-
-
 def sent(host: Host) -> int:
     """Bytes that have left this host."""
     told = subprocess.run(
@@ -91,61 +80,33 @@ def sent(host: Host) -> int:
     return sum(int(line.split()[9]) for line in told.splitlines()[2:] if "lo:" not in line)
 
 
-def test_another_host_takes_the_range_of_one_that_is_gone_for_good(
+def test_a_run_begins_again_without_the_host_of_a_server_that_has_left(
     speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
 ) -> None:
-    """All begin again from the newest center that the master has."""
+    """A checkpoint is made for it, the only one; the host that is left has both ranges then."""
     chief, *others = hosts
-    run = speedo.start(*endless(chief), str(problem), inside=chief.inside)
+    options = ("--servers", "2", "--mode", "async", "--test-interval", "0", "--checkpoint-interval")
+    run = speedo.start(
+        *master(chief, 2, *options, "0", iterations=1_000_000), str(problem), inside=chief.inside
+    )
     members = [speedo.start(*join("worker", chief), inside=host.inside) for host in others]
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":100,', 90)
-    kill_all(others[0])
-    goes_on_with_the_range_elsewhere(tmp_path / "run")
-    errors = stopped(run)
-    assert "has lost its range with its store: the center is reset to version" in errors
-    _, errors = members[1].communicate(timeout=WAIT_S)
-    assert members[1].returncode == 0, errors
-
-
-@pytest.mark.matrix
-def test_a_host_that_leaves_in_order_hands_its_range_over(
-    speedo: Commands, hosts: list[Host], problem: Path, tmp_path: Path
-) -> None:
-    """No checkpoint has it: one is made at the end alone."""
-    chief, *others = hosts
-    run = speedo.start(*endless(chief), str(problem), inside=chief.inside)
-    members = [speedo.start(*join("worker", chief), inside=host.inside) for host in others]
-    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":250,', 90)
+    lines = tmp_path / "run" / "metrics.jsonl"
+    wait_for_line(lines, '"version":250,', 90)
     members[0].terminate()
-    goes_on_with_the_range_elsewhere(tmp_path / "run")
-    errors = stopped(run)
-    told = re.search(r"is reset to version (\d+), and (\d+) merges are lost", errors)
-    assert told is not None, errors
-    assert int(told[1]) >= 250
-    assert int(told[2]) < 200
     assert members[0].wait(WAIT_S) == 143
-    _, errors = members[1].communicate(timeout=WAIT_S)
-    assert members[1].returncode == 0, errors
-
-
-def endless(chief: Host) -> tuple[str, ...]:
-    """Without checkpoints but the one at the end."""
-    options = ("--servers", "auto", "--mode", "async", "--test-interval", "0")
-    return master(chief, 2, *options, "--checkpoint-interval", "0", iterations=1_000_000)
-
-
-def goes_on_with_the_range_elsewhere(folder: Path) -> None:
-    """Wait until another host has the range and 100 versions more are merged."""
-    back = "is back, with version "
-    wait_for_line(folder / "train.log", back, 90)
-    version = int((folder / "train.log").read_text().partition(back)[2].split()[0])
-    wait_for_line(folder / "metrics.jsonl", f'"version":{version + 100},', 90)
-
-
-def stopped(run: subprocess.Popen[str]) -> str:
-    """End the run as Ctrl-C does, and see that it ends well with its model; its standard error."""
+    wait_for_line(lines, '"event":"resumed"', 120)
+    resumed = json.loads(
+        next(line for line in lines.read_text().splitlines() if '"event":"resumed"' in line)
+    )
+    assert resumed["version"] >= 250
+    wait_for_line(lines, f'"version":{resumed["version"] + 300},', 120)
     interrupt(run)
     _, errors = run.communicate(timeout=WAIT_S)
     assert run.returncode == 130, errors
     assert "Traceback" not in errors
-    return errors
+    told = re.search(
+        r"server \d at .* is lost: .*: the run begins again from the newest checkpoint", errors
+    )
+    assert told is not None, errors
+    _, errors = members[1].communicate(timeout=WAIT_S)
+    assert members[1].returncode == 0, errors

@@ -287,8 +287,6 @@ def run(
         solver=solver_of,
         **more,
     )
-    if schedule.servers:  # one that died of the last request of all is replaced at the next
-        simulation.center.probe()
     checker.ended(simulation)
     return checker
 

@@ -39,7 +39,6 @@ def center_on_servers(
     layout: Layout,
     serve: Callable[[Sequence[RangeServer]], Servers],
     compression: Compression,
-    notes: Callable[[str], None],
     recipe: Recipe | None,
 ) -> ServedCenter:
     """Each of the `stores` has a range; the other arguments are those of `simulate.simulate`."""
@@ -56,5 +55,5 @@ def center_on_servers(
         ]
     )
     return ServedCenter(
-        "simulated", vector, layout, served, compression=compression, note=notes, solver=recipe
+        "simulated", vector, layout, served, compression=compression, solver=recipe
     )
