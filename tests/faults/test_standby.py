@@ -178,7 +178,7 @@ def test_a_master_that_was_cut_off_writes_nothing_more_and_ends_in_words(
     finding.note = f"the old master ended {time.monotonic() - healed:.1f} s after the healing"
     standby.goes_on(5)
     assert run.merged() == before
-    assert run.version == resumed["version"]
+    assert resumed["version"] - run.version in (0, 1)  # one was published, and not in its log yet
     assert not (run.dir / "model.caffemodel").exists()
     assert not (run.dir / "result.json").exists()
     pair.ends_and_is_whole(standby, resumed)
