@@ -51,7 +51,6 @@ main() {
   install_missing_packages
   make_venv
   install_python_packages
-  if [ -n "$develop" ]; then install_oldest_ray; fi
   install_pycaffe
   install_torch
   install_speedo
@@ -218,36 +217,41 @@ packages_key() { locks "$1" | xargs sha256sum | hash_of -; }
 
 have_python_packages() { fresh "${develop:+develop-}python-packages" "$(packages_key "$develop")"; }
 
+have_oldest_ray() {
+  [ -z "$develop" ] && return
+  fresh oldest-ray "$(hash_of requirements-oldest-ray.lock)" && [ -d "$venv/oldest-ray/ray" ]
+}
+
 install_python_packages() {
-  if have_python_packages; then
+  if have_python_packages && have_oldest_ray; then
     line ok 'Python packages' 'as locked, all installed'
     return
   fi
   step 'Python packages' install_locked
   mark python-packages "$(packages_key '')"
-  if [ -n "$develop" ]; then mark develop-python-packages "$(packages_key "$develop")"; fi
+  if [ -n "$develop" ]; then
+    mark develop-python-packages "$(packages_key "$develop")"
+    mark oldest-ray "$(hash_of requirements-oldest-ray.lock)"
+  fi
 }
 
+# The oldest Ray is installed beside the others, on another core.
 install_locked() {
-  local lock requirements=()
+  local lock requirements=() oldest=''
+  if ! have_oldest_ray; then
+    install_oldest &
+    oldest=$!
+    trap 'end_tree "$oldest"' EXIT # where the others cannot be installed
+  fi
   for lock in $(locks "$develop"); do requirements+=(--requirement "$lock"); done
   pip install --no-compile --require-hashes "${requirements[@]}"
   compiled "$venv/lib"
+  if [ -n "$oldest" ]; then wait "$oldest"; fi
+  trap - EXIT
 }
 
 # The oldest Ray that may be there, with its dashboard, in a folder of its own: the tests of a Ray cluster that exists
 # already put it before .venv.
-install_oldest_ray() {
-  local key
-  key="$(hash_of requirements-oldest-ray.lock)"
-  if fresh oldest-ray "$key" && [ -d "$venv/oldest-ray/ray" ]; then
-    line ok 'oldest Ray' "$(sed -nE 's/^ray==([^ ]+).*/\1/p' requirements-oldest-ray.lock)"
-    return
-  fi
-  step 'oldest Ray' install_oldest
-  mark oldest-ray "$key"
-}
-
 install_oldest() {
   rm -rf "$venv/oldest-ray"
   pip install --no-compile --no-deps --require-hashes --target "$venv/oldest-ray" \

@@ -333,11 +333,6 @@ class Merge:
     parts: tuple[Part, ...]
     timings: tuple[Mapping[str, float], ...] = field(default=(), compare=False)
 
-    @property
-    def with_payload(self) -> list[Part]:
-        """The parts that sent a payload of their own: what the others trained is summed in one of these."""
-        return [part for part in self.parts if part.summed_by is None]
-
 
 @record
 class Drop:

@@ -107,6 +107,11 @@ class RunCenter(Protocol):
     def release(self, version: int) -> None: ...
 
 
+def with_payload(action: Merge) -> list[Part]:
+    """The parts that sent a payload of their own: what the others trained is summed in one of these."""
+    return [part for part in action.parts if part.summed_by is None]
+
+
 @dataclass(slots=True)
 class Payload:
     """A payload until it is merged: in `own` memory, which is then used again, or where it is in the store."""
@@ -269,7 +274,7 @@ class Center:
 
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         reached(f"{self.role}-merging")
-        own_parts = action.with_payload
+        own_parts = with_payload(action)
         contributions = self.contributions(action)
         taken = [self._payloads.pop((part.worker, part.ticket)) for part in own_parts]
         began = self.clock()
@@ -322,7 +327,7 @@ class Center:
 
     def contributions(self, action: Merge) -> list[Contribution]:
         """The payloads of this merge, which are held, with the results that each stands for."""
-        own_parts = action.with_payload
+        own_parts = with_payload(action)
         leads = {part.worker: part.ticket for part in own_parts}
         behind: dict[int, list[Part]] = {part.ticket: [] for part in own_parts}
         for part in action.parts:

@@ -22,6 +22,7 @@ from speedo.engines.solver_update import History, Recipe
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
+from speedo.master.center import with_payload
 from speedo.master.divergence import DivergenceWatch
 from speedo.master.server_requests import (
     Clear,
@@ -163,7 +164,7 @@ class ServedCenter:
     def merge(self, action: Merge, iteration_before: int, *, more: bool = False) -> Merge:
         """See `RunCenter.merge`. Gradients that are clipped are merged one by one: each asks for its norm first."""
         self.fence()
-        own = [(part.worker, part.ticket) for part in action.with_payload]
+        own = [(part.worker, part.ticket) for part in with_payload(action)]
         clips = self._clips(own)
         if clips:
             self._publish()

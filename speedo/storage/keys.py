@@ -59,11 +59,6 @@ def rule_state(run: str, version: int) -> str:
     return f"speedo:{run}:rule-state:{version}"
 
 
-def histories(run: str) -> str:
-    """The prefix of a server's history of all versions."""
-    return f"speedo:{run}:history:"
-
-
 def payload(run: str, worker: int, ticket: int) -> str:
     """The payload of one worker for one ticket: a delta, weights or a gradient."""
     return f"speedo:{run}:payload:{worker}:{ticket}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.center import Center
+from speedo.master.center import Center, with_payload
 from speedo.messages import Drop, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule
 from speedo.study.planning.shared_resources import Job, Keeper, chain
@@ -88,4 +88,4 @@ class TimedServedCenter(Center):
 
 def payloads_of(action: Merge) -> int:
     """A team sends one for all its members."""
-    return len(action.with_payload)
+    return len(with_payload(action))

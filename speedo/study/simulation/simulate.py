@@ -75,11 +75,11 @@ def simulate(
 
     `samples_per_step` is each worker's batch: the plan's by default. `script` may add joins and deaths. The workers in
     `overlap` are given their next turns ahead; `places` says where a worker can meet others, as a team. With `servers`
-    each of this many has a range of the center; `serve` makes the way to them. `seconds_before` is as in a driver.
-    With a `solver`, made for the simulated layout, servers apply its update. With `hosts`, which names the host of a worker, those of one host share the centers that they fetch.
-    `fence` is that of the center, if no servers have it; `run` is the keyspace; `checkpoints` keeps some; `kind` is
-    the engine. `records` gives the turns theirs. `division` divides the plan's batch, of which each worker at first has
-    `samples_per_step`.
+    each of this many has a range of the center; `serve` makes the way to them. `seconds_before` is as in a driver. With
+    a `solver`, made for the simulated layout, servers apply its update. With `hosts`, which names the host of a worker,
+    those of one host share the centers that they fetch. `fence` is that of the center, if no servers have it; `run` is
+    the keyspace; `checkpoints` keeps some; `kind` is the engine. `records` gives the turns theirs. `division` divides
+    the plan's batch, of which each worker at first has `samples_per_step`.
     Raises `TrainingStopped` for a run that makes no progress.
     """
     world = world or World()
@@ -106,9 +106,7 @@ def simulate(
     vector = first.layout.zeros()
     first.read_weights(vector)
     center: RunCenter = (
-        center_on_servers(
-            ranges, stores, vector, first.layout, serve, world.compression, recipe
-        )
+        center_on_servers(ranges, stores, vector, first.layout, serve, world.compression, recipe)
         if servers
         else Center(run, vector, first.layout, store, fence=fence, compression=world.compression)
     )

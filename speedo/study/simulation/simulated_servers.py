@@ -54,6 +54,4 @@ def center_on_servers(
             for one, own in zip(ranges, stores, strict=True)
         ]
     )
-    return ServedCenter(
-        "simulated", vector, layout, served, compression=compression, solver=recipe
-    )
+    return ServedCenter("simulated", vector, layout, served, compression=compression, solver=recipe)
