@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 def _variant(text: str) -> Variant:
     name, equals, options = text.partition("=")
-    if not (name and equals and options):
+    if not (name and equals and options) or name.startswith("-"):
         raise argparse.ArgumentTypeError("use NAME=OPTIONS, as in 'tau4=--local-steps 4'")
     return Variant(name, tuple(shlex.split(options)))
 

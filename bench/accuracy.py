@@ -3,7 +3,7 @@
     python -m bench.accuracy [--workers 2 4] [--modes sync easgd ...] [--compress none int8 topk:0.01 int8/bfloat16 ...]
 
 Prints a line per run; ends with status 1 if a run is below its bar or the two accuracies differ. What is compressed is
-what `--compress` of speedo takes, after a slash what `--compress-center` takes, and after `@` one option more, as in
+what `--compress` of speedo takes, after a slash the form of centers, and after `@` one option more, as in
 `none@overlap=all`. With `--repeats`, each run once for
 every seed, the lines after them have medians; the last column is the median of the points that a run with
 compression lacks of the one without, of the same seed.

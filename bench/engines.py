@@ -57,7 +57,7 @@ def measure(
             raise MeasureError("the length of the run cannot be told without another row")
         count = iterations_for(asked.seconds, rate, net.batch, 1, 1)
         options = ["--engine", "torch", "--device", "cpu"]
-        options += ["--precision", "bfloat16"] if half else []
+        options += ["--engine", "precision=bfloat16"] if half else []
         return train(net, "async", 1, count, options, scratch, seconds=asked.seconds)
     if name == CAFFE:
         command = plain_caffe(net, net.batch, asked.seconds)

@@ -53,7 +53,7 @@ def rows_of(batch: int, modes: Sequence[str]) -> list[Row]:
     rows = [Row(f"{PLAIN}, {precision}", (batch,)) for precision in PRECISIONS]
     for precision in PRECISIONS:
         plain = f"{PLAIN}, {precision}"
-        words = ("--precision", precision)
+        words = ("--engine", f"precision={precision}")
         rows.append(
             Row(f"one worker, {precision}", (batch,), "async", baseline=plain, options=words)
         )

@@ -53,7 +53,14 @@ STALL_S: Final = 2.0  # without a merge: longer than a team takes for a report
 LONGEST_S: Final = 300.0  # without a merge: somebody would have to help
 END_S: Final = 120.0
 AGAIN: Final = 'until "$@"; do sleep 1; done'
-FOR_EVER: Final = ("--restarts", "1000000", "--master-restarts", "1000000", "--timeout", "300")
+FOR_EVER: Final = (
+    "--restarts",
+    "1000000",
+    "--restarts",
+    "master_restarts=1000000",
+    "--timeout",
+    "300",
+)
 
 
 @dataclass

@@ -4,8 +4,8 @@
                                 [--threads 2]
 
 Each measurement is a process whose data may take so many megabytes (RLIMIT_DATA). First the whole batch is tried, which
-must fail, then halves of it until one goes through. In each round this one and the batch in parts (`--micro-batch
-auto`) take turns, with one step to warm up and so many images then. `estimate` is what `speedo doctor` says of the
+must fail, then halves of it until one goes through. In each round this one and the batch in parts (`micro_batch=auto`)
+take turns, with one step to warm up and so many images then. `estimate` is what `speedo doctor` says of the
 step, `taken` by how much the process grew from the built net to its largest. Status 1 if the whole batch went through.
 """
 

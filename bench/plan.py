@@ -50,7 +50,7 @@ Say = Callable[[str], None]
 
 def options_at(place: str) -> list[str]:
     """Of every run at this place."""
-    return [*WHOLE, *(["--same-node", "redis"] if place == "redis" else [])]
+    return [*WHOLE, *(["--redis", "same_node=redis"] if place == "redis" else [])]
 
 
 @dataclass(frozen=True, slots=True)

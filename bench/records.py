@@ -36,7 +36,7 @@ def train(asked: argparse.Namespace, folder: Path) -> Counter[str]:
     command = [
         sys.executable, "-m", "speedo", "train", "--mode", asked.mode, "--data-share", asked.share,
         "--workers", str(asked.workers), "--max-iter", str(iterations), "--test-interval", "0",
-        "--run-dir", str(folder), "--seed", str(asked.seed), "--restarts", "1000000", "--reshard-after", "3",
+        "--run-dir", str(folder), "--seed", str(asked.seed), "--restarts", "1000000", "--data-share", "reshard_after=3",
     ]  # fmt: skip
     environment = {MARK: mark}
     with (

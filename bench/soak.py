@@ -77,7 +77,7 @@ def run(
         sys.executable, "-m", "speedo", "train", "--mode", arguments.mode,
         "--workers", str(arguments.workers), "--max-iter", str(iterations), "--test-interval", "2000",
         "--run-dir", str(folder), "--seed", str(arguments.seed), "--restarts", "1000000",
-        "--same-node", "redis",
+        "--redis", "same_node=redis",
     ]  # fmt: skip
     kills: Counter[str] = Counter()
     memory: dict[str, list[float]] = {"master": [], "redis": []}

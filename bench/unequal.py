@@ -8,7 +8,7 @@ for `--share` of what the others do, and these for `--others`. Four at 0.45 leav
 run, so that each has the speed of a machine of its own; at 1 they compete, and a share of them is no speed.
 `free` are as many processes of plain Caffe that train side by side, each alone, throttled likewise: before a run on
 equal shares of the batch (`equal`), and after it on those that the run came to (`shares`), for a step of Caffe's is not
-proportional to its batch. `speed` and `even` are `--batch-division`. `settled` are the images/s after the last
+proportional to its batch. `speed` and `even` are `batch_division`. `settled` are the images/s after the last
 division, which `divided` shows, with the seconds of all; `whole` those from the first merge to the last. Medians, and
 ratios taken within a round.
 """
@@ -151,7 +151,12 @@ def main() -> int:
                         say(f"{name}, round {number + 1}: {way}")
                         scratch = Path(folder) / way
                         scratch.mkdir()
-                        options = ["--batch-division", way, "--max-seconds", str(asked.seconds)]
+                        options = [
+                            "--mode",
+                            f"batch_division={way}",
+                            "--max-seconds",
+                            str(asked.seconds),
+                        ]
                         train(
                             net, "sync", asked.workers, MANY, options, scratch,
                             seconds=asked.seconds, watch=throttling(shares),

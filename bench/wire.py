@@ -4,7 +4,7 @@
 
 As root. A master and the workers are hosts of their own, network namespaces joined by a bridge; the cable of each,
 the master's too, carries so much each way (`tc ... tbf`). A codec is what `--compress` of speedo takes, and after a
-slash what `--compress-center` takes; with `@overlap=far` behind it each
+slash the form of centers; with `@overlap=far` behind it each
 has its next turn ahead, with `@team=off` behind it the workers of a host (`--per-host`) each report to the master.
 The bytes are those on the master's cable, with all headers.
 
@@ -82,7 +82,7 @@ def codec_options(codec: str) -> list[str]:
     vectors, _, way = codec.partition("@")
     payload, _, center = vectors.partition("/")
     options = [] if payload == "none" else ["--compress", payload]
-    options += ["--compress-center", center] if center else []
+    options += ["--compress", f"center={center}"] if center else []
     return [*options, *f"--{way}".split("=")] if way else options
 
 

@@ -170,7 +170,7 @@ def in_attempts(
     once: Callable[[Attempt], RunResult],
     followed: Followed | None = None,
 ) -> RunResult:
-    """The result of a run, which is continued up to `--master-restarts` times in a row.
+    """The result of a run, which is continued up to `master_restarts` times in a row.
 
     With `followed` a standby goes on with it.
     """

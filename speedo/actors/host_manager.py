@@ -235,9 +235,9 @@ class HostManager:
         if self._roster.share == "own" and others and not known:
             after_s = self._resharding.after_s
             when = (
-                f"they divide them {after_s:g} s after the last worker has joined (--reshard-after)"
+                f"they divide them {after_s:g} s after the last worker has joined (--data-share reshard_after)"
                 if after_s
-                else "they do not divide them, as --reshard-after is 0"
+                else "they do not divide them, as --data-share has reshard_after=0"
             )
             self._board.notice(
                 f"{host} has the records of {', '.join(others)} on the same machine, and the workers of each command "

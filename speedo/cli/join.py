@@ -83,7 +83,7 @@ def _of_all(command: Any) -> Any:
     "--cores",
     multiple=True,
     metavar="SOCKET:CORES",
-    help="Bind a worker to these cores, as in 0:0-3, instead of --bind; repeat for each worker.",
+    help="Bind a worker to these cores, as in 0:0-3, instead of bind; repeat for each worker.",
 )
 @options_named("data_root")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
@@ -115,7 +115,7 @@ def worker(
 
     if not workers:
         typed = click.get_current_context().params
-        if names := [name.replace("_", "-") for name in _OF_WORKERS if typed[name]]:
+        if names := [name.replace("_", "-") for name in _OF_WORKERS if typed.get(name)]:
             raise ConfigError(
                 f"{', '.join(names)}: with --workers 0 no worker uses it; leave it out"
             )
@@ -141,4 +141,4 @@ def worker(
 @click.pass_context
 def server(context: click.Context, /, **options: Any) -> None:
     """Join a master that was started with --servers, and serve a range of its center until its run ends."""
-    context.invoke(worker, workers=0, **options)
+    context.invoke(worker, workers=0, bind=None, **options)

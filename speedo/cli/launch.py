@@ -238,7 +238,10 @@ def _words(given: Mapping[str, Any], placed: tuple[str, ...] = _PLACED) -> list[
             continue
         on, _, off = row.flags.partition("/")
         flag = on.split()[0].rstrip(",")
-        if row.kind is bool:
+        if row.parent:
+            told = ("yes" if value else "no") if row.kind is bool else value
+            words += [flag, f"{row.part_name}={told}"]
+        elif row.kind is bool:
             words.append(flag if value else off)
         else:
             for one in value if isinstance(value, tuple) else (value,):

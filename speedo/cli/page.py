@@ -71,6 +71,17 @@ class PagedCommand(click.Command):
                     getattr(parameter, "heading", heading) if _ALL in context.meta else "Options"
                 )
                 headings.setdefault(heading, []).append((names, text if whole else _clause(text)))
+                if whole and (parts := getattr(parameter, "records_of_parts", None)):
+                    headings[heading] += parts()
+        if any(
+            names.lstrip().startswith(",") for records in headings.values() for names, _ in records
+        ):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(
+                    "What begins with a comma is given with the option above it, as in --engine "
+                    "torch,precision=bfloat16."
+                )
         for heading, records in headings.items():
             with formatter.section(heading):
                 formatter.write_dl(records, col_max=30 if whole else _WIDEST)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,13 +15,36 @@ from speedo.cli.run_options import (
     no_translation,
     options_for,
     ray_options,
-    under,
 )
 from speedo.cli.train import run_with
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ConfigError
 from speedo.run.config.former_run import former_script
 from speedo.run.config.run_config import ENDING, FILES
+from speedo.system.bounds import Option
+
+# What these say of a solver's run is another thing of a script's.
+_WORDS: Final = {
+    "max_iter": Option(
+        "End the run after N batches of all workers together.",
+        usual="the script ends it",
+        group=ENDING,
+    ),
+    "seed": Option(
+        "Seed of the order of shuffled records.", usual="another in each run", group=FILES
+    ),
+    "weights": Option(
+        "Start from these weights instead of worker 0's: the .npz of a run, or a state dict of PyTorch's (.pt).",
+        group=FILES,
+        metavar="FILE|URI",
+    ),
+    "resume": Option(
+        "Resume the run in this directory from its last checkpoint. Without SCRIPT, the script of that run is started "
+        "with the same arguments in the same folder. A run at a URI is fetched first, into --run-dir or runs/NAME.",
+        group=FILES,
+        metavar="RUN|URI",
+    ),
+}
 
 
 @click.command(
@@ -30,36 +53,7 @@ from speedo.run.config.run_config import ENDING, FILES
     in_sight=IN_SIGHT,
     context_settings={"allow_interspersed_args": False},
 )
-@options_for(lambda row: row.name in OPTIONS)
-@under(
-    ENDING,
-    "--max-iter",
-    type=int,
-    metavar="N",
-    help="End the run after N batches of all workers together.  [default: the script ends it]",
-)
-@under(
-    FILES,
-    "--seed",
-    type=int,
-    metavar="N",
-    help="Seed of the order of shuffled records.  [default: another in each run]",
-)
-@under(
-    FILES,
-    "--weights",
-    type=PATH,
-    metavar="FILE|URI",
-    help="Start from these weights instead of worker 0's: the .npz of a run, or a state dict of PyTorch's (.pt).",
-)
-@under(
-    FILES,
-    "--resume",
-    type=PATH,
-    metavar="RUN|URI",
-    help="Resume the run in this directory from its last checkpoint. Without SCRIPT, the script of that run is started "
-    "with the same arguments in the same folder. A run at a URI is fetched first, into --run-dir or runs/NAME.",
-)
+@options_for(lambda row: row.name in (*OPTIONS, *_WORDS), words=_WORDS)
 @ray_options
 @click.argument("script", type=PATH, required=False)
 @click.argument("arguments", nargs=-1)

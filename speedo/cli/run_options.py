@@ -11,15 +11,15 @@ import click
 from click.core import ParameterSource
 
 from speedo.cli import original_options
+from speedo.cli.option_parts import OptionWithParts, former, type_of
 from speedo.cli.page import GroupedOption, PagedCommand
 from speedo.cli.say import say
 from speedo.errors import ConfigError
 from speedo.run.config.option_checks import check_device
 from speedo.run.config.option_table import Row, rows
 from speedo.run.config.run_config import FILES, MASTER, RAY, THREADS, RunConfig
-from speedo.sgd_modes.base import options_of
-from speedo.sgd_modes.foreign import BROKEN, is_foreign, look_here, mode_at, rule_at
-from speedo.system.bounds import said
+from speedo.sgd_modes.foreign import BROKEN, is_foreign
+from speedo.system.bounds import Option, said
 from speedo.system.cores import USUAL, Core, CoreOptions, cores_in, this_machine
 
 Function = Callable[..., Any]
@@ -27,7 +27,6 @@ Decorate = Callable[[Function], Function]
 Translate = Callable[[Sequence[str]], tuple[list[str], list[str]]]
 PATH: Final = click.Path(path_type=Path)
 OPEN: Final = ("mode", "rule")  # which also take a class of the user's
-OWN: Final = "options of a class of the user's"
 # What `--help` shows of a run's options.
 IN_SIGHT: Final = (
     *("mode", "workers", "rule", "local_steps", "moving_rate", "max_iter", "test_interval", "lr"),
@@ -77,62 +76,66 @@ class RunCommand(PagedCommand):
         words, notes = self.translate(args)
         for note in notes:
             say(f"speedo: {note}", err=True)
-        first = self.make_parser(context)
-        first.ignore_unknown_options = True  # they may be those of a class that an option names
-        context.meta[OWN] = _own_options(first.parse_args([*words])[0])
         return super().parse_args(context, words)
 
-    def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Also the options of a mode and a rule of the user's."""
-        return [*super().get_params(context), *context.meta.get(OWN, ())]
 
-    def is_in_sight(self, context: click.Context, option: click.Option) -> bool:
-        """Also those."""
-        return super().is_in_sight(context, option) or option in context.meta.get(OWN, ())
-
-
-def options_for(wanted: Callable[[Row], bool], model: type[RunConfig] = RunConfig) -> Decorate:
-    """These options of the table, as a decorator of a command."""
-    return _all([_option(row) for row in rows(model) if wanted(row)])
+def options_for(
+    wanted: Callable[[Row], bool],
+    model: type[RunConfig] = RunConfig,
+    words: Mapping[str, Option] | None = None,
+) -> Decorate:
+    """These options of the table, as a decorator of a command, which may have its own `words` for some."""
+    own = words or {}
+    return _options(
+        [replace(row, option=own.get(row.name, row.option)) for row in rows(model) if wanted(row)]
+    )
 
 
 def options_named(*names: str) -> Decorate:
     """These options of a run for another command, as a decorator; left out, they are None or False."""
-    return _all([_option(row) for name in names for row in rows() if row.name == name])
+    return _options([row for name in names for row in rows() if row.name == name])
 
 
-def _option(row: Row) -> Decorate:
+def _options(wanted: Sequence[Row]) -> Decorate:
+    """Those that are given with another one of them are its parts."""
+    names = {row.name for row in wanted}
+    made = []
+    for row in wanted:
+        if row.parent in names:
+            made.append(_hidden(former(row)))
+        else:
+            made.append(_option(row, [part for part in wanted if part.parent == row.name]))
+    return _all(made)
+
+
+def _hidden(option: click.Option) -> Decorate:
+    def decorate(function: Function) -> Function:
+        function.__click_params__ = [*getattr(function, "__click_params__", []), option]  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _option(row: Row, parts: Sequence[Row] = ()) -> Decorate:
     if row.name == "solver":
         return click.argument("solver", required=False, type=PATH)
     extra: dict[str, Any] = {"default": None, "help": row.help, "metavar": row.metavar}
-    if isinstance(row.kind, tuple):
-        extra["type"] = (NameOrPlace if row.name in OPEN else click.Choice)(row.kind)
+    if row.name in OPEN:
+        extra["type"] = NameOrPlace(row.kind)
     elif row.kind is tuple:
         extra |= {"multiple": True, "default": ()}
     elif row.kind is bool:
         extra["is_flag"] = True
     else:
-        extra["type"] = PATH if row.kind is Path else row.kind
+        extra["type"] = type_of(row)
     if row.option.bare:
         extra |= {"is_flag": False, "flag_value": row.option.bare}
+    if parts:
+        extra |= {"cls": OptionWithParts, "parts": parts}
     if row.name != "device":
         return under(row.group, row.flags, row.name, **extra)
-    former = click.option("--cpu", is_flag=True, hidden=True, expose_value=False)
-    return _all([under(row.group, row.flags, cls=DeviceOption, **extra), former])
-
-
-def _own_options(given: Mapping[str, Any]) -> list[click.Parameter]:
-    """The options of the mode and the rule that are given by their places; raises `ConfigError`."""
-    look_here()
-    made = {}
-    for word in OPEN:
-        if is_foreign(place := given.get(word)):
-            own = mode_at(place).own if word == "mode" else options_of(rule_at(place))
-            for name, one in own.items():
-                declared = replace(one.option, group=f"Of {place}")
-                made[name] = Row(name, one.kind, one.default, declared, ())
-    holder = _all([_option(row) for row in made.values()])(lambda: None)
-    return list(reversed(getattr(holder, "__click_params__", [])))
+    former_one = click.option("--cpu", is_flag=True, hidden=True, expose_value=False)
+    return _all([under(row.group, row.flags, cls=DeviceOption, **extra), former_one])
 
 
 def under(heading: str, *names: str, **extra: Any) -> Decorate:
@@ -189,8 +192,8 @@ def checked_device(device: str | None) -> str | None:
 def of_a_host(*names: str) -> Decorate:
     """Options of a run that a host may have for itself: left out, they are the master's."""
     there = [row for row in rows() if row.name in names]
-    return _all(
-        [_option(replace(row, option=replace(row.option, usual="the master's"))) for row in there]
+    return _options(
+        [replace(row, option=replace(row.option, usual="the master's")) for row in there]
     )
 
 

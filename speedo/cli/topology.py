@@ -39,15 +39,15 @@ def topology(
     bind: Bind | None,
     output: Path | None,
 ) -> None:
-    """Write the workers, threads and core bindings of each host, as --threads and --bind choose them.
+    """Write the workers, threads and core bindings of each host, as --threads chooses them.
 
     CORES is a number, or 2x8 for two sockets with 8 cores each. For this machine it may be left out. Any other host
     without CORES is assumed to have as many cores as its workers have threads.
 
     \b
     speedo topology localhost:2                              this machine with two workers
-    speedo topology node1:4:2x8 node2:4:2x8 --threads auto --bind core
-    speedo topology node1:4:16 --bind core --form rankfile   for mpirun --rankfile
+    speedo topology node1:4:2x8 node2:4:2x8 --threads auto,bind=core
+    speedo topology node1:4:16 --threads bind=core --form rankfile   for mpirun --rankfile
     speedo topology --file hosts.rankfile                    the same in SpeeDO's form
     """
     if bool(hosts) == (file is not None):

@@ -114,8 +114,8 @@ def host_words(entry: WorkerHost | None, data_root: str | None = None) -> list[s
     data_root = entry.data_root or data_root
     words = ["--data-root", data_root] if data_root else []
     words += ["--workers", str(entry.workers)]
-    words += ["--threads", entry.threads] if entry.threads else []
-    words += ["--bind", entry.bind] if entry.bind else []
+    threads = (entry.threads, f"bind={entry.bind}" if entry.bind else "")
+    words += ["--threads", ",".join(filter(None, threads))] if any(threads) else []
     words += ["--device", entry.device] if entry.device else []
     return words
 

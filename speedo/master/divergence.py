@@ -156,7 +156,7 @@ class DivergenceWatch:
         if mode_named(self.mode) is None:
             return f"lower {own or '--lr'}, or delta_scale or moving_rate of its phases"
         if self.payload is Kind.WEIGHTS:
-            return f"lower {own or '--lr, --lr-scale'} or --moving-rate"
+            return f"lower {own or '--lr, its scale'} or --moving-rate"
         if has_rounds(self.mode) or self.workers == 1 or self.payload is Kind.GRADIENT:
             return f"lower {own or '--lr'}"
         rate = own or "--lr or --momentum"

@@ -62,4 +62,7 @@ def silent_tester(waited_s: float) -> str:
 
 def busy_tester(versions: int) -> str:
     """Why a version was not tested."""
-    return f"skipped, because {versions} tests before it are not done yet; test less often, or use more --testers"
+    return (
+        f"skipped, because {versions} tests before it are not done yet; test less often, or use more testers "
+        "(--test-interval testers=N)"
+    )

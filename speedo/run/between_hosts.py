@@ -31,7 +31,7 @@ def between_hosts(
     url = place.redis_url
     if not url:
         raise ConfigError(
-            "workers that share no memory meet through Redis, and this run has none: leave out --same-node redis, or "
+            "workers that share no memory meet through Redis, and this run has none: leave out same_node=redis, or "
             "make room in /dev/shm"
         )
     store = RedisStore(url, ca_pem=settings.redis_ca)

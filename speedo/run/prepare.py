@@ -193,7 +193,7 @@ def _with_momentum_correction(config: RunConfig, spec: SolverSpec) -> tuple[RunC
         momentum = f" with momentum {spec.momentum:g}" if spec.type == "SGD" else ""
         raise ConfigError(
             f"momentum_correction is for solver type SGD with momentum, and {spec.path} has {spec.type}{momentum}; "
-            "leave --momentum-correction out"
+            "leave momentum_correction out"
         )
     if config.momentum_correction is None:
         wanted = fits and adds_deltas(config) and config.workers > 1
@@ -409,7 +409,7 @@ def _with_tests_in_one(config: RunConfig, nets: Iterable[Any], note: Note) -> Ru
     """The options with one tester where a test must not be cut into parts."""
     if config.testers == 1 or not (state := state_between_batches(nets)):
         return config
-    note(f"one tester (--testers 1): {state}")
+    note(f"one tester (--test-interval testers=1): {state}")
     return config.model_copy(update={"testers": 1})
 
 

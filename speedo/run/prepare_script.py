@@ -144,11 +144,11 @@ def _no_gradients(config: RunConfig) -> str:
     if config.mode != "sync":
         return f"the mode is {config.mode}: use --mode sync"
     if config.local_steps != 1 or config.sync_when is not None:
-        return "workers make several local steps: leave out --local-steps and --sync-when"
+        return "workers make several local steps: leave out --local-steps and sync_when"
     if not config.teams:
-        return "a round does not wait for all workers: leave out --backup-workers"
+        return "a round does not wait for all workers: leave out backup_workers"
     if config.delta_scale is not None:
         return "--delta-scale is for deltas: leave it out"
     if config.compress != "none" or config.compress_center != "none":
-        return "--compress and --compress-center are for deltas: leave them out"
+        return "--compress is for deltas: leave it out"
     return ""

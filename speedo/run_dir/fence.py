@@ -41,7 +41,7 @@ def owned(run_dir: Path, *, take_over: bool) -> Iterator[None]:
             if not take_over:
                 raise ConfigError(
                     f"{run_dir} is still being trained by process {holder}; `speedo stop` ends it, and if it "
-                    "hangs, --take-over shuts it out"
+                    "hangs, --resume RUN,take_over=yes shuts it out"
                 ) from None
         else:
             with suppress(OSError):  # the lock itself is what counts

@@ -42,7 +42,8 @@ class Option:
     `usual` describes the default where the value cannot (None: as the solver says); `source` is where the default
     comes from. `flags` are the names on the command line, if they do not follow from the field's. `bare` is the value
     of the flag without one. `below_workers` is the consequence of a value that is not below the number of workers.
-    With `place` it names a file or an address, which is not taken from a stranger's run.
+    With `place` it names a file or an address, which is not taken from a stranger's run. On the command line it is a
+    part of the option `given_with`, as in `--engine torch,precision=bfloat16`.
     """
 
     help: str
@@ -55,6 +56,7 @@ class Option:
     below_workers: str = ""
     bare: str = ""
     place: bool = False
+    given_with: str = ""
 
 
 def declared(metadata: Iterable[object]) -> Option:

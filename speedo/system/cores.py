@@ -98,7 +98,7 @@ class CoreShare:
                     os.sched_setaffinity(int(thread), self.cpus)
             except OSError as error:
                 where = f"the CPUs {list_of(self.cpus)} ({error.strerror})"
-                problem = f"a worker cannot be bound to {where}: use --bind none"
+                problem = f"a worker cannot be bound to {where}: use --threads bind=none"
                 raise MachineError([problem]) from None
 
 

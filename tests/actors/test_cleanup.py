@@ -99,8 +99,8 @@ def test_nothing_of_a_node_outlives_those_that_were_killed(
         "0",
         "--run-dir",
         "run",
-        "--master-restarts",
-        "0",
+        "--restarts",
+        "master_restarts=0",
     )
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)
     (raylet,) = speedo.programs("raylet")

@@ -38,7 +38,7 @@ SHARES = {
 
 
 def train(*options: str) -> tuple[str, ...]:
-    return ("train", "--mode", "sync", "--whole-batch", "--reshard-after", "1", *options)
+    return ("train", "--mode", "sync", "--whole-batch", "--data-share", "reshard_after=1", *options)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,15 @@ def test_each_record_is_trained_once_an_epoch_whoever_dies_or_comes(
 ) -> None:
     """By the log of the run; and the workers have read what they say."""
     solver, iterations = write_problem(tmp_path / "problem", seconds=0.02), 240
-    options = ("--whole-batch", "--data-share", "once", "--reshard-after", "1", "--run-dir", "run")
+    options = (
+        "--whole-batch",
+        "--data-share",
+        "once",
+        "--data-share",
+        "reshard_after=1",
+        "--run-dir",
+        "run",
+    )
     process = speedo.start(
         "train", "--mode", mode, *options, "--max-iter", str(iterations), str(solver)
     )
@@ -124,10 +132,10 @@ def test_workers_whose_turns_overlap_take_new_shards_without_losing_the_store(
         "async",
         "--overlap",
         "all",
-        "--same-node",
-        "redis",
-        "--reshard-after",
-        "1",
+        "--redis",
+        "same_node=redis",
+        "--data-share",
+        "reshard_after=1",
     )
     process = speedo.start("train", *options, "--max-iter", "1000000", str(solver))
     wait_to_read(solver, 2, 4, 0)

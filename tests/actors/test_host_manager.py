@@ -188,6 +188,6 @@ def test_two_commands_on_one_machine_in_own_are_told_when_they_divide_their_reco
     (said,) = desk.board.status(0.0).notices
     assert said == (
         "a:2 has the records of a:1 on the same machine, and the workers of each command read all of them: they divide "
-        "them 60 s after the last worker has joined (--reshard-after); one command with --workers N divides them from "
-        "the start"
+        "them 60 s after the last worker has joined (--data-share reshard_after); one command with --workers N "
+        "divides them from the start"
     )

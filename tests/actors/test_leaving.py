@@ -104,7 +104,7 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     """By `speedo leave`, on its own machine and on the master's; the stretch would take longer than its time."""
     port = free_port()
     slow_down(problem, 2, 0.2)
-    options = ("--mode", "sync", "--workers", "2", "--stretch", "600")
+    options = ("--mode", "sync", "--workers", "2", "--team", "stretch=600")
     chief = speedo.start(*master(port, *options, str(problem)))
     machines = [{"SPEEDO_RUNTIME_DIR": str(tmp_path / name)} for name in ("one", "two")]
     hosts = [speedo.start(*worker(port), environment=machine) for machine in machines]

@@ -20,7 +20,7 @@ WAIT_S = 240
 def master(speedo: Commands, port: int, *options: str) -> tuple[str, ...]:
     return (
         "master", "--port", str(port), "--mode", "easgd", "--workers", "2", "--max-iter", "40",
-        "--test-interval", "20", "--redis-tls", "--timeout", "300", "--run-dir", "run", *options,
+        "--test-interval", "20", "--redis", "tls=yes", "--timeout", "300", "--run-dir", "run", *options,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def test_a_compressed_run_leaves_its_directory_and_nothing_on_an_own_redis_and_t
         parts = urlsplit(server.url)
         process = speedo.start(
             "train", "--mode", "easgd", "--workers", "2", "--max-iter", "20", "--test-interval", "15", "--seed", "5",
-            "--compress", "int8", "--compress-center", "bfloat16", "--same-node", "redis",
+            "--compress", "int8", "--compress", "center=bfloat16", "--redis", "same_node=redis",
             "--redis", f"redis://{parts.username}@{parts.hostname}:{parts.port}/0", "--run-dir", "run",
             environment={"SPEEDO_REDIS_PASSWORD": parts.password or ""},
         )  # fmt: skip

@@ -101,7 +101,7 @@ def test_a_start_and_a_worker_that_find_no_room_say_so_and_go_on(
     (held / "sitecustomize.py").write_text(HELD)
     process = speedo.start(
         *("train", str(problem), "--mode", "async", "--workers", "1", "--max-iter", "1000000"),
-        *("--test-interval", "0", "--run-dir", "run", "--same-node", "redis"),
+        *("--test-interval", "0", "--run-dir", "run", "--redis", "same_node=redis"),
         *("--redis", server.url, "--timeout", "300"),
         environment={"PYTHONPATH": str(held)},
     )

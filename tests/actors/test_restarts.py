@@ -168,7 +168,7 @@ def test_a_stopped_worker_is_evicted_ended_and_started_again(
 @pytest.mark.matrix
 def test_the_two_who_are_left_share_batch_and_data_anew(running: Callable[..., Running]) -> None:
     run = running(
-        "--mode", "sync", "--workers", "3", "--restarts", "0", "--reshard-after", "2", "--stretch", "0"
+        "--mode", "sync", "--workers", "3", "--restarts", "0", "--data-share", "reshard_after=2", "--team", "stretch=0"
     )  # fmt: skip
     assert {line["samples"] for line in run.merged(0, 1)} == {3}
     run.workers()[1].kill()

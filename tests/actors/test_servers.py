@@ -84,7 +84,7 @@ def test_turns_that_overlap_end_with_all_their_work(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     options = ("--mode", "async", "--workers", "2", "--max-iter", "60", "--overlap", "all")
-    compress = ("--compress", "int8", "--compress-center", "bfloat16")
+    compress = ("--compress", "int8", "--compress", "center=bfloat16")
     process = speedo.start(*train(problem, "run", "3", *options, *compress))
     result, _ = outcome(process, tmp_path / "run")
     assert (result["complete"], result["iteration"]) == (True, 60)

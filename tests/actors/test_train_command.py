@@ -38,7 +38,7 @@ def test_a_killed_tester_is_replaced_and_a_signal_to_every_process_stops_cleanly
 ) -> None:
     """As from systemd, and a machine that shuts down, whatever the group. For Ctrl-C see test_restarts.py."""
     run = tmp_path / "run"
-    options = ("--test-interval", "50", "--testers", "2")
+    options = ("--test-interval", "50", "--test-interval", "testers=2")
     process = speedo.start(*long(tested_problem), *options)
     wait_for_line(run / "metrics.jsonl", '"event":"test"', 60)
     testers = speedo.named("TesterActor")

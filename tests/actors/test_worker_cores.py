@@ -47,7 +47,7 @@ def test_workers_are_bound_to_a_core_each_and_shown_with_it(
     speedo: Commands, problem: Path, tmp_path: Path
 ) -> None:
     process = speedo.start(
-        "train", str(problem), "--mode", "async", "--workers", "2", "--bind", "core", "--max-iter", "1000000",
+        "train", str(problem), "--mode", "async", "--workers", "2", "--threads", "bind=core", "--max-iter", "1000000",
         "--test-interval", "0", "--run-dir", "run",
     )  # fmt: skip
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"version":10,', 90)

@@ -183,14 +183,14 @@ def test_a_plain_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -
 
 
 def test_a_variant_is_a_name_and_options_of_speedo_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--variant", "redis=--same-node redis"])
-    assert arguments().variant == [Variant("redis", ("--same-node", "redis"))]
+    monkeypatch.setattr(sys, "argv", ["bench", "--variant", "redis=--redis same_node=redis"])
+    assert arguments().variant == [Variant("redis", ("--redis", "same_node=redis"))]
 
 
 def test_a_variant_without_a_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--variant", "--same-node redis"])
+    monkeypatch.setattr(sys, "argv", ["bench", "--variant", "--redis same_node=redis"])
     with pytest.raises(SystemExit):
         arguments()
     assert "use NAME=OPTIONS" in capsys.readouterr().err

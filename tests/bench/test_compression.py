@@ -23,7 +23,7 @@ def test_every_codec_is_measured_and_none_pays_nothing() -> None:
 
 def test_a_compression_is_payload_and_center() -> None:
     assert options_of("int8/bfloat16", 3) == [
-        "--compress", "int8", "--compress-center", "bfloat16", "--seed", "3",
+        "--compress", "int8", "--compress", "center=bfloat16", "--seed", "3",
     ]  # fmt: skip
     assert options_of("none@overlap=all", 1) == ["--overlap", "all", "--seed", "1"]
 

@@ -33,8 +33,8 @@ def test_a_codec_names_what_workers_send_and_what_they_fetch() -> None:
     assert codec_options("none") == []
     assert codec_options("topk:0.01") == ["--compress", "topk:0.01"]
     assert codec_options("none@overlap=far") == ["--overlap", "far"]
-    assert codec_options("none/bfloat16") == ["--compress-center", "bfloat16"]
-    assert codec_options("int8/bfloat16") == ["--compress", "int8", "--compress-center", "bfloat16"]
+    assert codec_options("none/bfloat16") == ["--compress", "center=bfloat16"]
+    assert codec_options("int8/bfloat16") == ["--compress", "int8", "--compress", "center=bfloat16"]
 
 
 def test_what_speedo_refuses_is_not_tried() -> None:

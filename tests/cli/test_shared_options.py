@@ -33,6 +33,12 @@ def test_a_shared_option_is_that_of_the_run(command: click.Command, names: set[s
     table = {row.name: row.help for row in rows()}
     options = [one for one in command.params if isinstance(one, click.Option)]
     found = {str(one.name): one.help for one in options if one.name in names}
+    found |= {
+        part.name: part.help
+        for one in options
+        for part in getattr(one, "parts", ())
+        if part.name in names
+    }
     assert found == {name: table[name] for name in names}
 
 

@@ -19,8 +19,8 @@ from tests.support.invariants import Line, check_run
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge
 BY_REDIS = (
-    "--same-node",
-    "redis",
+    "--redis",
+    "same_node=redis",
 )  # for faults of Redis, which workers on one machine could do without
 EACH_BY_ITSELF = (
     "--team",

@@ -102,7 +102,7 @@ def test_an_old_master_leaves_its_successors_keys_alone(
         stopped(theirs)
         since = time.monotonic()
         run.resume(
-            "--take-over", "--port", ports[1], *server.options, command="master",
+            "--resume", "take_over=yes", "--port", ports[1], *server.options, command="master",
             environment=environment,
         )  # fmt: skip
         speedo.start(*worker, f"127.0.0.1:{ports[1]}")

@@ -24,7 +24,7 @@ RESUMED_S = 60.0
 POINTS = ("master-merging", "master-merged", "master-published", "master-checkpointing")
 OFTEN = ("--checkpoint-interval", str(INTERVAL_S))
 TAKEN_OVER_S = 10.0  # 5 on a machine that does nothing else
-BY_HAND = ("--master-restarts", "0")
+BY_HAND = ("--restarts", "master_restarts=0")
 
 
 def seconds_lost(lines: list[Line]) -> float:
@@ -178,7 +178,7 @@ def test_another_master_takes_over_at_every_step_of_the_end(
     }
     run = Run(
         *(speedo, problem, mode, "--max-iter", "200"),
-        *("--master-restarts", "10"),
+        *("--restarts", "master_restarts=10"),
         environment=environment,
     )
     said = run.ends(0)
@@ -309,7 +309,7 @@ def is_fenced(run: Run, finding: Finding) -> None:
         "SPEEDO_FAILPOINT": POINTS[3],
         "SPEEDO_FAILPOINT_DONE": str(speedo.folder / "stopped"),
     }
-    run.resume("--take-over", "--checkpoint-interval", "0", environment=environment)
+    run.resume("--resume", "take_over=yes", "--checkpoint-interval", "0", environment=environment)
     run.wait_for(lambda: len(run.lines("resumed")) > before, RESUMED_S)
     run.wait_for(lambda: run.merged_after(run.lines("resumed")[-1]), RESUMED_S)
     finding.recovered(time.monotonic() - since)

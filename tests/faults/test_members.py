@@ -91,7 +91,7 @@ def scale(run: Run, workers: int) -> None:
 def test_workers_that_take_other_shards_between_turns_that_overlap(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
-    options = ("--workers", "3", "--restarts", "0", "--reshard-after", "1")
+    options = ("--workers", "3", "--restarts", "0", "--data-share", "reshard_after=1")
     run = Run(speedo, problem, mode, *OVERLAP, *options)
     run.has_begun()
     run.workers()[1].kill()
@@ -108,7 +108,7 @@ test_workers_that_take_other_shards_between_turns_that_overlap.pytestmark += rea
 def test_workers_come_and_go_by_command(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
-    run = Run(speedo, problem, mode, "--reshard-after", "1")
+    run = Run(speedo, problem, mode, "--data-share", "reshard_after=1")
     run.has_begun()
     chance = random.Random(mode)
     present, changes = 2, 0

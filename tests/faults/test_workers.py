@@ -161,7 +161,7 @@ def test_a_straggler_does_not_hold_the_others_up_more_than_its_mode_says(
     speedo: Commands, problem: Path, mode: str, finding: Finding
 ) -> None:
     """Counted, not timed: what the others merge while the straggler merges little."""
-    backup = ("--backup-workers", "1") if mode == "sync" else ()
+    backup = ("--mode", "backup_workers=1") if mode == "sync" else ()
     run = Run(speedo, problem, mode, "--workers", "3", *backup)
     run.has_begun(30)
     since = time.monotonic()

@@ -40,8 +40,8 @@ SHARES = {
 
 def master(host: Host, *options: str) -> tuple[str, ...]:
     return (
-        "master", "--host", host.address, "--mode", "sync", "--whole-batch", "--workers", "2", "--reshard-after", "1",
-        "--timeout", "300", "--data-root", "whole", *options,
+        "master", "--host", host.address, "--mode", "sync", "--whole-batch", "--workers", "2",
+        "--data-share", "reshard_after=1", "--timeout", "300", "--data-root", "whole", *options,
     )  # fmt: skip
 
 

@@ -226,7 +226,7 @@ def test_a_run_refuses_nodes_scales_survives_the_death_of_a_node_and_uses_one_th
         # For these only a node that must be refused has room.
         unlike, without = (
             start(
-                speedo, cluster, "--workers", "1", "--resources", f"cpu=0,{name}=1", "--run-dir", name, str(solver),
+                speedo, cluster, "--workers", "1", "--ray", f"resources=cpu=0,{name}=1", "--run-dir", name, str(solver),
                 others=whole,
             )
             for name in ("o", "l")
@@ -318,7 +318,7 @@ def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: 
                 *chief.inside, sys.executable, "-m", "ray.scripts.scripts", "job", "submit",
                 "--address", f"http://{chief.address}:8265", "--",
                 sys.executable, "-m", "speedo", "train", "--ray", "auto", "--workers", "4", "--max-iter", "40",
-                "--test-interval", "0", "--servers", "auto", "--redis-tls", "--seed", "1",
+                "--test-interval", "0", "--servers", "auto", "--redis", "tls=yes", "--seed", "1",
                 "--run-dir", str(tmp_path / "job"), "--data-root", f"{BUCKET}/data", "--copy-to", f"{BUCKET}/job",
                 str(solver),
             ],
@@ -347,7 +347,7 @@ def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: 
         leaves_nothing(cluster)
         # By its cores each node has room for four, by its memory for one.
         run = start(
-            speedo, cluster, "--workers", "3", "--max-iter", "1000000", "--resources", "cpu=0.5,memory=600000000",
+            speedo, cluster, "--workers", "3", "--max-iter", "1000000", "--ray", "resources=cpu=0.5,memory=600000000",
             "--run-dir", "stopped", str(problem),
         )  # fmt: skip
         wait_until(lambda: bool(lines(tmp_path / "stopped", '"decision":"merged"')), 90)

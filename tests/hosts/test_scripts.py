@@ -51,7 +51,7 @@ def test_collectives_are_of_all_workers_wherever_they_are(
 ) -> None:
     """Also where what hosts exchange is encrypted."""
     chief, other, third = hosts
-    words = master(chief, "--workers", "4", "--mode", "async", "--redis-tls")
+    words = master(chief, "--workers", "4", "--mode", "async", "--redis", "tls=yes")
     first = speedo.start(*words, inside=chief.inside)
     some = (
         speedo.start(*worker(chief, 1, "collect.py"), inside=chief.inside),

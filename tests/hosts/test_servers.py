@@ -53,7 +53,7 @@ def test_a_host_may_serve_without_training_and_sends_a_version_once_for_all_work
 ) -> None:
     chief, serving, training = hosts
     run = speedo.start(
-        *master(chief, 2, "--servers", "1", "--team", "off", "--redis-tls", "--test-interval", "0"),
+        *master(chief, 2, "--servers", "1", "--team", "off", "--redis", "tls=yes", "--test-interval", "0"),
         str(problem), inside=chief.inside,
     )  # fmt: skip
     server = speedo.start(*join("server", chief), inside=serving.inside)

@@ -48,7 +48,7 @@ def test_workers_of_two_hosts_are_one_team_and_make_the_model_of_one_host(
     """To the bit, unless an inner product goes as factors."""
     chief, *others = hosts
     run = speedo.start(
-        *master(chief, 2, 50, "--factors", factors), str(problem), inside=chief.inside
+        *master(chief, 2, 50, "--team", f"factors={factors}"), str(problem), inside=chief.inside
     )
     members = [speedo.start(*worker(chief), inside=host.inside) for host in others]
     said, *_ = [ended(process) for process in (run, *members)]

@@ -55,7 +55,7 @@ def get(store: SharedMemoryStore, key: str) -> bytes:
 def test_a_full_memory_refuses_a_blob_and_keeps_the_former_one(small: Path) -> None:
     store = SharedMemoryStore(small)
     put(store, "center", b"1" * 400_000)
-    with pytest.raises(StoreUnavailableError, match=r"full .*--same-node redis"):
+    with pytest.raises(StoreUnavailableError, match=r"full .*--redis same_node=redis"):
         put(store, "center", b"2" * 700_000)
     assert get(store, "center") == b"1" * 400_000
     assert len(list(small.iterdir())) == 1

@@ -151,5 +151,7 @@ def test_a_share_without_cpus_binds_nothing() -> None:
 
 
 def test_cpus_that_are_not_there_are_told() -> None:
-    with pytest.raises(MachineError, match=r"cannot be bound to the CPUs 1023 .*use --bind none"):
+    with pytest.raises(
+        MachineError, match=r"cannot be bound to the CPUs 1023 .*use --threads bind=none"
+    ):
         CoreShare("", 1, (1023,)).bind()

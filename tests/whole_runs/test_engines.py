@@ -75,7 +75,7 @@ def test_lenet_trains_with_pytorch_and_pycaffe_scores_it_alike(
     path = os.pathsep.join([str(trap), *filter(None, [os.environ.get("PYTHONPATH")])])
     _, errors = said(
         speedo, "train", "--engine", "torch", "--mode", mode, "--workers", "2", "--max-iter", "40",
-        "--precision", precision, "--test-interval", "0", "--seed", "5", "--run-dir", "run",
+        "--engine", f"precision={precision}", "--test-interval", "0", "--seed", "5", "--run-dir", "run",
         environment={"PYTHONPATH": path},
     )  # fmt: skip
     assert not (trap / "imported").exists()

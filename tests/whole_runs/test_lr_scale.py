@@ -1,4 +1,4 @@
-"""The rate that workers step by where `--lr-scale` is not none."""
+"""The rate that workers step by where `--lr scale` is not none."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_every_iteration_has_the_scaled_rate_and_the_first_line_says_so(tmp_path
     assert rates == pytest.approx([0.2, 0.2, 0.02, 0.002])
     written = parse_text(found.spec.text, caffe_proto().SolverParameter())
     assert written.base_lr == pytest.approx(0.2)
-    told = "learning rate 0.2 (step, 4 times the solver's: --lr-scale linear:4 with 4 workers)"
+    told = "learning rate 0.2 (step, 4 times the solver's: --lr scale=linear:4 with 4 workers)"
     assert told in headline(found)[0]

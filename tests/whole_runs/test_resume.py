@@ -92,7 +92,7 @@ def test_one_worker_in_sync_is_the_same_to_the_bit_after_kill_and_resume(
         _, _, whole = train_here(solver, store, tmp_path / "whole", workers=1, **by_master)
     with commands(tmp_path) as speedo:
         killed_in_the_second = {"SPEEDO_FAILPOINT": "master-checkpointing@4"}  # two parts in each
-        once = ("--master-restarts", "0")
+        once = ("--restarts", "master_restarts=0")
         process = speedo.start(
             *options, *once, "--run-dir", "killed", environment=killed_in_the_second
         )

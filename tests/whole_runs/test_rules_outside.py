@@ -81,7 +81,7 @@ def test_a_users_rule_reaches_the_servers_of_a_run_and_goes_on_when_it_is_resume
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    rule = ("--mode", "sync", "--team", "off", "--rule", f"{outside}:Heavy", "--heavy", "0.3")
+    rule = ("--mode", "sync", "--team", "off", "--rule", f"{outside}:Heavy,heavy=0.3")
     speedo(str(problem), *rule, "--servers", "2", "--max-iter", "8", "--run-dir", "run")
     told = speedo("--resume", "run", "--max-iter", "16")
     assert f"mode sync, rule {outside}:Heavy, 2 workers" in told

@@ -164,7 +164,9 @@ def test_so_does_a_run_of_the_command_with_several_testers(tmp_path: Path) -> No
     fields = {**STEPS, "max_iter": 2 * EPOCH, "snapshot": EPOCH, "test_interval": EPOCH}
     solver, run = tiny_solver(tmp_path, **fields), tmp_path / "run"
     with commands(tmp_path) as speedo:
-        process = speedo.start("train", str(solver), "--run-dir", str(run), "--testers", "2")
+        process = speedo.start(
+            "train", str(solver), "--run-dir", str(run), "--test-interval", "testers=2"
+        )
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     losses, _ = continued(solver, run / f"tiny_iter_{EPOCH}.solverstate", EPOCH)

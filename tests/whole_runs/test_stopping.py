@@ -170,7 +170,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ende
         yield (
             run,
             ended("train", str(solver), "--run-dir", "run", "--workers", "1", "--max-seconds", "1",
-                  "--keep-best", "--no-final-test"),
+                  "--keep-best", "--test-interval", "final_test=no"),
             ended("train", "--resume", "run", "--max-seconds", "2"),
             ended("test", "--weights", "run/best.caffemodel", "--workers", "1", "--json"),
         )  # fmt: skip
@@ -204,7 +204,7 @@ def test_a_resumed_run_counts_the_time_of_before_and_keeps_its_options(
     assert second.result["iteration"] > first.result["iteration"]
     values = [one["metrics"]["accuracy"] for one in scores_of(run) if one["metrics"]]
     assert second.result["best"]["value"] == pytest.approx(max(values))
-    assert second.result["accuracy"] is None  # --no-final-test was kept
+    assert second.result["accuracy"] is None  # final_test=no was kept
 
 
 @pytest.mark.ray

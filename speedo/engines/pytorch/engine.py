@@ -417,7 +417,7 @@ class PytorchEngine:
         except RuntimeError as error:
             if is_lack_of_memory(error):
                 raise EngineError(
-                    f"{self._device} has too little memory: use --micro-batch auto, or fewer workers on it"
+                    f"{self._device} has too little memory: use --engine torch,micro_batch=auto, or fewer workers on it"
                 ) from error
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise EngineError(f"PyTorch failed: {first}") from error

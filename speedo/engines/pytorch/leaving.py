@@ -69,7 +69,7 @@ class LeavingGradient:
         """Begin, or begin once more, with this many backward passes. Raises `EngineError` if a part is done already."""
         if len(self._left) < len(self._blobs):
             raise EngineError(
-                "the memory was used up in the last part of a batch: use a smaller --micro-batch"
+                "the memory was used up in the last part of a batch: use a smaller micro_batch"
             )
         self._batch, self._passes = 0, passes
 

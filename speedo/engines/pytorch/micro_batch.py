@@ -24,7 +24,7 @@ from speedo.errors import EngineError
 from speedo.system.free_memory import free_memory
 
 AUTO: Final = "auto"
-_LEAVE_IT_OUT: Final = "leave --micro-batch out"
+_LEAVE_IT_OUT: Final = "leave micro_batch out"
 # They read the first axis as time, as images of regions, or by the values of others.
 _MIXING: Final = frozenset(
     {
@@ -215,6 +215,6 @@ def micro_batches(net: Net, wanted: str, sharing: int = 1) -> MicroBatches | Non
         return None
     if not net.batch:
         raise EngineError(
-            "--micro-batch divides a batch, and the first layer of the net has none: leave it out"
+            "micro_batch divides a batch, and the first layer of the net has none: leave it out"
         )
     return MicroBatches(net, wanted, sharing)

@@ -448,7 +448,7 @@ def _failed(layer: Layer, error: RuntimeError) -> EngineError:
     first = lines[0] if lines else type(error).__name__
     if is_lack_of_memory(error):
         return layer.refuse(
-            f"found too little memory ({first}): use --micro-batch auto, or a smaller batch_size"
+            f"found too little memory ({first}): use --engine torch,micro_batch=auto, or a smaller batch_size"
         )
     return layer.refuse(f"failed in PyTorch: {first}")
 

@@ -57,7 +57,7 @@ def parse_compression(text: str) -> tuple[str, float]:
 
 
 def in_words(*, centers: bool = False) -> str:
-    """The choices of `--compress`, or of `--compress-center`, for the help."""
+    """The choices of `--compress`, or of its center, for the help."""
     *others, last = (
         f"{codec.name}{':F' if codec.takes_fraction else ''} ({codec.summary})"
         for codec in CODECS.values()

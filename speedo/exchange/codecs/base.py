@@ -23,7 +23,7 @@ class Codec(Protocol):
     A file here that declares `CODEC`, such a class, is found. It is made with a layout, and the fraction if it
     `takes_fraction`: then only a fraction of the values is sent, and `--compress` takes `name:F`. `dtype` is its number
     in the header, part of the format. `summary` is for the help. With `for_centers` it is a choice of
-    `--compress-center`.
+    the center's.
     """
 
     name: ClassVar[str]

@@ -139,7 +139,7 @@ def kuberay(
     """A RayJob of KubeRay, which trains by `speedo train --ray auto`. Raises `ConfigError`."""
     _check_image(image)
     _check("--runs-claim", runs_claim, NAME, "the name of a volume claim")
-    resources = ["--resources", f"cpu={training.cpus}"]
+    resources = ["--ray", f"resources=cpu={training.cpus}"]
     command = ["speedo", "train", "--ray", "auto", "--workers", str(training.total), *resources]
     return _fill(
         "kuberay.yaml",

@@ -1,4 +1,4 @@
-"""`--lr-scale`: what the solver's learning rate is multiplied by.
+"""`--lr scale=...`: what the solver's learning rate is multiplied by.
 
 With elastic averaging each of n workers makes an n-th of the steps of one solver, and the center, the mean of them all,
 bears larger ones. By default the rate is multiplied by n there, as Goyal et al. (Accurate, Large Minibatch SGD, 2017,
@@ -62,4 +62,4 @@ class LrScale:
         by_workers = (
             f" with {self.workers} workers" if self.rule.partition(":")[0] in BY_WORKERS else ""
         )
-        return f"{self.factor:.3g} times the solver's: --lr-scale {self.rule}{by_workers}"
+        return f"{self.factor:.3g} times the solver's: --lr scale={self.rule}{by_workers}"

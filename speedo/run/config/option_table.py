@@ -13,6 +13,10 @@ from speedo.sgd_modes.registry import PLAIN, RULES, rules_with, takers
 from speedo.system.bounds import Option, Seconds, declared
 
 FIRST: Final = ("mode", "workers")
+# Options of modes that the original and papers name by themselves; the others are given with the mode.
+BY_THEMSELVES: Final = (
+    *("local_steps", "moving_rate", "delta_scale", "max_advance", "window", "server_gradient"),
+)  # fmt: skip
 _METAVARS: Final = {int: "N", float: "F", Path: "PATH", str: "TEXT"}
 
 
@@ -30,7 +34,25 @@ class Row:
     modes: tuple[str, ...]
 
     @property
+    def parent(self) -> str:
+        """The option that it is given with on the command line; empty if it stands by itself."""
+        if self.option.given_with or rules_with(self.name):
+            return self.option.given_with or "rule"
+        return (
+            "mode" if self.modes and self.name not in BY_THEMSELVES and self.name != "rule" else ""
+        )
+
+    @property
+    def part_name(self) -> str:
+        """Its name behind that option."""
+        return self.name.removeprefix(f"{self.parent}_")
+
+    @property
     def group(self) -> str:
+        if self.option.given_with:
+            return (
+                declared(RunConfig.model_fields[self.option.given_with].metadata).group or MERGING
+            )
         return self.option.group or MERGING
 
     @property
@@ -41,6 +63,8 @@ class Row:
     @property
     def flags(self) -> str:
         """Its names on the command line: `--name`, or `--name/--no-name`."""
+        if self.parent:
+            return f"--{self.parent.replace('_', '-')}"
         name = self.name.replace("_", "-")
         two = f"--{name}/--no-{name}" if self.kind is bool and not self.is_switch else f"--{name}"
         return self.option.flags or two
@@ -51,6 +75,12 @@ class Row:
             return None
         usual = "S" if isinstance(self.option.bound, Seconds) else _METAVARS.get(self.kind, "VALUE")
         return self.option.metavar or usual
+
+    @property
+    def as_part(self) -> str:
+        """How it is written behind the option that it is given with."""
+        values = "yes|no" if self.kind is bool else self.metavar or "|".join(self.kind)
+        return f"{self.part_name}={values}"
 
     @property
     def values(self) -> str:
@@ -103,6 +133,8 @@ class Row:
     def _said(self, value: Any) -> str:
         if value is None or value == () or value is False:
             return ""
+        if value is True and self.parent:
+            return "yes"
         if value is True:
             return self.flags.split("/")[0]
         return f"{value:g}" if isinstance(value, float) else str(value)
@@ -117,7 +149,10 @@ def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
     ]
     made = sorted(found, key=lambda row: (*FIRST, row.name).index(row.name))
     groups = list(dict.fromkeys((*GROUPS, *(row.group for row in made))))
-    return tuple(sorted(made, key=lambda row: groups.index(row.group)))
+    made = sorted((row for row in made if not row.parent), key=lambda row: groups.index(row.group))
+    return tuple(
+        one for row in made for one in (row, *(part for part in found if part.parent == row.name))
+    )
 
 
 def markdown(model: type[RunConfig] = RunConfig) -> str:
@@ -160,6 +195,8 @@ def markdown_of_modes() -> str:
 def _name(row: Row) -> str:
     if row.name == "solver":
         return "`SOLVER`"
+    if row.parent:
+        return f"`{row.flags} ...,{row.as_part}`".replace("|", "\\|")
     metavar = f" {row.metavar}".replace("|", "\\|") if row.metavar else ""  # it ends no cell
     return ", ".join(f"`{flag}{metavar}`" for flag in row.flags.split("/"))
 

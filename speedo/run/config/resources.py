@@ -1,4 +1,4 @@
-"""What each worker asks of a Ray cluster (`--resources`): `cpu=1,gpu=0,NAME=1`."""
+"""What each worker asks of a Ray cluster (`--ray resources=...`): `cpu=1,gpu=0,NAME=1`."""
 
 from __future__ import annotations
 

@@ -159,14 +159,14 @@ class RunConfig(_Run):
         source="keeps the solver's batch", flags="--split-batch/--whole-batch")] = None
     batch_division: Annotated[Literal["speed", "even"], Option(
         "How sync splits its batch. speed: by the measured speeds of the workers, again when these change; even: in "
-        "equal shares, the same in each run.", source="a slow worker costs no more than its own part")] = "speed"
+        "equal shares, the same in each run.", source="a slow worker costs its part", given_with="mode")] = "speed"
     compress: Annotated[str, Option(
         f"Format of what workers send: {in_words()}. The error of a payload is added to the worker's next payload.",
         checked_by(parse_compression),
         source="every other form costs precision and time", metavar="HOW", group=TRAVEL)] = "none"
     compress_center: Annotated[CenterCodec, Option(
         f"Format of what workers fetch: {in_words(centers=True)}; the center itself stays float32.",
-        source="likewise", group=TRAVEL)] = "none"
+        source="likewise", given_with="compress")] = "none"
 
     max_iter: Annotated[int | None, Option(
         "Iterations, counted as Caffe does: samples / batch.", Whole(1, LARGEST_INT32), group=SOLVER)] = None
@@ -178,10 +178,10 @@ class RunConfig(_Run):
         "Multiply the learning rate by X; linear: by the number of workers; linear:N: the same, at most by N; sqrt: by "
         "the square root of the number of workers.", check_lr_scale,
         usual=f"{ELASTIC} with the elastic rule, unless --lr is given; else none",
-        source="measured: modes.md, easgd", group=SOLVER, metavar="none|sqrt|linear[:N]|X")] = None
+        source="measured: modes.md, easgd", metavar="none|sqrt|linear[:N]|X", given_with="lr")] = None
     warm_up: Annotated[int, Option(
         "Raise the learning rate from a tenth to its full value over the first N iterations.", Whole(0, LARGEST_INT32),
-        source="Caffe has none", group=SOLVER)] = 0
+        source="Caffe has none", given_with="lr")] = 0
     momentum: Annotated[float | None, Option(
         "Momentum.", Interval("[0, 1)", "use 0 up to, not including, 1"), group=SOLVER)] = None
     weight_decay: Annotated[float | None, Option(
@@ -205,7 +205,7 @@ class RunConfig(_Run):
         "Resume the run in this directory from its last checkpoint, or start from a .solverstate of Caffe. A run at a "
         "URI is fetched first, into --run-dir or runs/NAME.", check_place, group=FILES, metavar="RUN|URI")] = None
     take_over: Annotated[bool, Option(
-        "With --resume: continue a run whose master hangs; that master can write nothing more.", group=FILES)] = False
+        "Continue a run whose master hangs; that master can write nothing more.", given_with="resume")] = False
     checkpoint_interval: Annotated[float, Option(
         "Seconds between checkpoints; 0: only at the end.", Seconds("the end alone"),
         source="chosen: a crash costs at most a minute of work", group=FILES)] = 60.0
@@ -232,7 +232,7 @@ class RunConfig(_Run):
         metavar="URL")] = None
     same_node: Annotated[Literal["shared-memory", "redis"], Option(
         "How vectors reach workers on the master's machine.", source="measured: performance.md",
-        group=TRAVEL)] = "shared-memory"
+        given_with="redis")] = "shared-memory"
     overlap: Annotated[Overlap, Option(
         OVERLAP, source="chosen: overlap makes results staler", group=TRAVEL)] = "none"
     team: Annotated[Literal["host", "off"], Option(
@@ -243,10 +243,10 @@ class RunConfig(_Run):
         "A team that has all workers of the run merges its rounds itself, and reports every S seconds, or so seldom "
         "that reports take 2 % of the time; 0: after each round. If a member dies, the work since the last report is "
         "lost.", Seconds("after each round"),
-        source="chosen: little is lost, and reports cost little", group=TRAVEL)] = 0.5
+        source="chosen: little is lost, and reports cost little", given_with="team")] = 0.5
     factors: Annotated[Literal["auto", "off"], Option(
         "auto: a team over hosts exchanges the gradient of an inner product as two factors if those are fewer bytes; "
-        "off: never.", source="fewer bytes; the sum differs by its rounding", group=TRAVEL)] = "auto"
+        "off: never.", source="fewer bytes; the sum differs by its rounding", given_with="team")] = "auto"
     engine: Annotated[EngineName | None, Option(
         "What computes: caffe (pycaffe) or torch (PyTorch, also on GPUs).",
         usual="$SPEEDO_ENGINE, or caffe; torch where only PyTorch is installed", source="pycaffe is the reference",
@@ -259,23 +259,23 @@ class RunConfig(_Run):
         group=COMPUTING, metavar="auto|cpu|cuda|cuda:N")] = "auto"
     precision: Annotated[Precision, Option(
         "Precision of the workers' computation with torch; weights, losses, updates and tests stay float32.",
-        source="it trains the same model as Caffe", group=COMPUTING)] = "float32"
+        source="it trains the same model as Caffe", given_with="engine")] = "float32"
     micro_batch: Annotated[str | None, BeforeValidator(_as_text), Option(
-        "Records that go through the net at a time, with torch; the step is that of the batch. auto: as many as fit "
-        "the memory.", WholeOr(AUTO, 1, LARGEST_INT32), usual="the batch", group=COMPUTING, metavar="N|auto")] = None
+        "torch: records that go through the net at a time; the step is that of the batch. auto: as many as fit the "
+        "memory.", WholeOr(AUTO, 1, LARGEST_INT32), "the batch", metavar="N|auto", given_with="engine")] = None
     threads: Annotated[str, BeforeValidator(_as_text), Option(
         "BLAS threads of each worker; auto: the cores of a host divided by its workers.", THREADS,
         source="chosen: of Caffe's layers only matrix products use more", group=COMPUTING, metavar="N|auto")] = "1"
     bind: Annotated[Bind, Option(
         "Bind each worker's process, round robin. core: to one core for each thread; socket: to one socket.",
-        source="the kernel moves processes where cores are free", group=COMPUTING)] = "none"
+        source="the kernel moves processes where cores are free", given_with="threads")] = "none"
     servers: Annotated[str, BeforeValidator(str), Option(
         "Split the center into K ranges, each kept and merged by a server; hosts get servers in the order in which "
         "they join. auto: one on every host; 0: the master keeps the whole center.", SERVERS,
         source="one machine has no cable to share", metavar="K", group=TRAVEL)] = "0"
     testers: Annotated[int, Option(
         "Test processes on the master's machine; each computes a share of the batches of every test.",
-        Whole(1, LARGEST_TESTERS), source="the smallest number; training has the other cores", group=COMPUTING)] = 1
+        Whole(1, LARGEST_TESTERS), source="training has the other cores", given_with="test_interval")] = 1
     stop_on_divergence: Annotated[bool, Option(
         "End a run whose loss has diverged, and export its model.", source="chosen: further training is useless",
         group=ENDING)] = True
@@ -296,7 +296,7 @@ class RunConfig(_Run):
         group=ENDING, metavar="OUTPUT")] = None
     final_test: Annotated[bool, Option(
         "Test the weights at the end of the run.", source="the result says what the model is worth",
-        group=ENDING)] = True
+        given_with="test_interval")] = True
     grace: Annotated[float, Option(
         "Seconds that the end of the run may take after SIGTERM: the checkpoint comes first; the last test is left out "
         "if it takes too long.", Seconds(), source="Kubernetes and Slurm kill 30 s after SIGTERM",
@@ -306,7 +306,7 @@ class RunConfig(_Run):
         group=WORKERS)] = 120.0
     join_timeout: Annotated[float | None, Option(
         "Seconds to wait for workers when fewer than --min-workers are left.", Seconds(), "--timeout",
-        group=WORKERS)] = None
+        given_with="timeout")] = None
     min_workers: Annotated[int, Option(
         "Pause training while fewer than N workers are connected.", source="chosen: the remaining workers continue",
         group=WORKERS)] = 1
@@ -315,10 +315,10 @@ class RunConfig(_Run):
         source="chosen: a permanent fault must end its worker", group=WORKERS)] = 5
     master_restarts: Annotated[int, Option(
         "Start the master again when its process, Ray or Redis dies or hangs, up to N times in a row; 0: the run ends.",
-        Whole(0, LARGEST_COUNT), source="as many as of a worker", group=WORKERS)] = 5
+        Whole(0, LARGEST_COUNT), source="as many as of a worker", given_with="restarts")] = 5
     reshard_after: Annotated[float, Option(
         "Redistribute the data S seconds after the set of workers last changed; 0: never.", Seconds("never"),
-        source="chosen: longer than a restart takes", group=DATA)] = 60.0
+        source="chosen: longer than a restart takes", given_with="data_share")] = 60.0
 
     host: Annotated[str, Option(
         "Address of this machine to listen on.", usual="127.0.0.1, this machine alone",
@@ -326,7 +326,7 @@ class RunConfig(_Run):
     port: Annotated[int, Option(
         "Port that workers connect to.", Whole(1, 65535, note=f", {DEFAULT_PORT} by default"),
         source="the original SpeeDO's", group=MASTER)] = DEFAULT_PORT
-    redis_tls: Annotated[bool, Option("Encrypt connections to the Redis that SpeeDO starts.", group=MASTER)] = False
+    redis_tls: Annotated[bool, Option("Encrypt connections to SpeeDO's own Redis.", given_with="redis")] = False
 
     ray: Annotated[str | None, Option(
         "Run as actors of this Ray cluster; auto: RAY_ADDRESS, or the cluster that this machine belongs to.", check_ray,
@@ -334,10 +334,10 @@ class RunConfig(_Run):
     resources: Annotated[str, Option(
         "Ray resources for each worker: cpu, gpu, memory (bytes), and custom resources of the cluster.",
         checked_by(parse_resources), source="a worker computes with one thread", group=RAY,
-        metavar="NAME=AMOUNT[,...]")] = "cpu=1"
+        metavar="NAME=AMOUNT[,...]", given_with="ray")] = "cpu=1"
     placement: Annotated[Literal["spread", "pack"], Option(
         "spread: workers on as many nodes as possible; pack: on as few as possible.",
-        source="nodes share neither caches nor memory", group=RAY)] = "spread"
+        source="nodes share neither caches nor memory", given_with="ray")] = "spread"
     own: Annotated[bool, Option(
         "Train with scripts instead of a solver; on each host: `speedo worker --master ADDRESS -- COMMAND`.",
         group=MASTER)] = False

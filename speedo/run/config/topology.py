@@ -229,9 +229,7 @@ def read_topology(
         ours = first.startswith("hosts:")
         if ours or _FIRST_RANK.match(first):
             if options is not None:
-                raise ConfigError(
-                    "it says threads and bindings itself: leave --threads and --bind out"
-                )
+                raise ConfigError("it says threads and bindings itself: leave --threads out")
             return from_yaml(text) if ours else from_rank_file(text)
         named = (_SLOTS.sub(r"\1:\2", line) for line in lines if line)
         return plan(named, options or USUAL, local)

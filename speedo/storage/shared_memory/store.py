@@ -260,6 +260,6 @@ class SharedMemoryStore:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise StoreUnavailableError(
-                    f"{self._folder} is full ({what}): give {MEMORY} more room, or use --same-node redis"
+                    f"{self._folder} is full ({what}): give {MEMORY} more room, or use --redis same_node=redis"
                 ) from None
             raise StoreError(f"{self._folder}: {what}: {error.strerror or error}") from None

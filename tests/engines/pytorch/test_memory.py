@@ -47,9 +47,12 @@ def test_what_the_libraries_of_a_gpu_say_is_lack_of_memory(said: str) -> None:
     [
         (
             "forward",
-            r"layer 'sig' \(Sigmoid\) found too little memory .*: use --micro-batch auto, or",
+            r"layer 'sig' \(Sigmoid\) found too little memory .*: use --engine torch,micro_batch=auto, or",
         ),
-        ("backward", "cpu has too little memory: use --micro-batch auto, or fewer workers on it"),
+        (
+            "backward",
+            "cpu has too little memory: use --engine torch,micro_batch=auto, or fewer workers on it",
+        ),
     ],
 )
 def test_a_step_that_finds_no_memory_says_what_to_do(

@@ -1,4 +1,4 @@
-"""--micro-batch: parts of a batch give the step of the whole, and a lack of memory costs smaller parts and no more."""
+"""`micro_batch`: parts of a batch give the step of the whole, and a lack of memory costs smaller parts and no more."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_what_does_not_follow_from_parts_is_named(tmp_path: Path, layers: str, w
     with pytest.raises(EngineError) as refused:
         engine_of(DATA.format(write_data(tmp_path)) + CONV + layers, "5")
     assert words in str(refused.value)
-    assert "leave --micro-batch out" in str(refused.value)
+    assert "leave micro_batch out" in str(refused.value)
 
 
 LARGE = """layer { name: "data" type: "DummyData" top: "data" top: "label" dummy_data_param {
@@ -186,7 +186,9 @@ def test_parts_are_halved_until_a_step_fits_a_limit_that_the_whole_batch_exceeds
     whole, parts = engine_of(LARGE, ""), engine_of(LARGE, "auto")
     assert parts._micro.size == 64
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        with pytest.raises(EngineError, match=r"too little memory.*: use --micro-batch auto"):
+        with pytest.raises(
+            EngineError, match=r"too little memory.*: use --engine torch,micro_batch=auto"
+        ):
             whole.step(1)
         assert refused == 1
         found, others = weights_after(parts, 2)

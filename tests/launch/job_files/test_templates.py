@@ -70,7 +70,7 @@ def test_a_rule_is_checked_with_its_mode_and_a_class_of_the_users_goes_along(out
     refused = speedo("slurm", "--", "--mode", "async", "--rule", "outer-momentum")
     assert "outer-momentum does not go with mode async" in refused.output
     assert "sbatch" not in refused.output
-    words = ("--mode", "sync", "--rule", f"{outside}:Heavy", "--heavy", "0.3", "--team", "off")
+    words = ("--mode", "sync", "--rule", f"{outside}:Heavy,heavy=0.3", "--team", "off")
     assert " ".join(words) in speedo("slurm", "--", *words).output
 
 

@@ -53,13 +53,13 @@ def test_a_scale_that_is_none_is_refused_with_what_to_use(value: str) -> None:
         ({"mode": "sync"}, ""),
         (
             {"mode": "easgd", "workers": 4},
-            "4 times the solver's: --lr-scale linear:4 with 4 workers",
+            "4 times the solver's: --lr scale=linear:4 with 4 workers",
         ),
         (
             {"workers": 3, "lr_scale": "linear"},
-            "3 times the solver's: --lr-scale linear with 3 workers",
+            "3 times the solver's: --lr scale=linear with 3 workers",
         ),
-        ({"lr_scale": "1.5"}, "1.5 times the solver's: --lr-scale 1.5"),
+        ({"lr_scale": "1.5"}, "1.5 times the solver's: --lr scale=1.5"),
     ],
 )
 def test_people_are_told_how_the_rate_differs(options: dict[str, object], told: str) -> None:

@@ -1,4 +1,4 @@
-"""`--resources`: what is written becomes Ray's names, and every mistake is said with its remedy."""
+"""`--ray resources=...`: what is written becomes Ray's names, and every mistake is said with its remedy."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_what_cannot_be_is_told_with_its_place(tmp_path: Path, text: str, proble
 
 
 def test_a_rank_file_that_the_command_wrote_is_read_back_equal(tmp_path: Path) -> None:
-    planned = typed("node1:2:2x2", "node2:1:2", "--threads", "auto", "--bind", "core")
+    planned = typed("node1:2:2x2", "node2:1:2", "--threads", "auto", "--threads", "bind=core")
     assert (planned.exit_code, planned.output) == (0, YAML)
     (tmp_path / "ours.yaml").write_text(planned.output)
     written = typed("--file", tmp_path / "ours.yaml", "--form", "rankfile")
@@ -174,7 +174,7 @@ def test_a_rank_file_that_the_command_wrote_is_read_back_equal(tmp_path: Path) -
 
 
 def test_the_cores_of_this_machine_are_those_of_sys() -> None:
-    (host,) = from_yaml(typed("localhost:2", "--bind", "socket").output)
+    (host,) = from_yaml(typed("localhost:2", "--threads", "bind=socket").output)
     machine = this_machine()
     assert host.sockets == tuple(len(cores) for cores in machine.sockets)
     assert host.cores[0] == tuple((0, core) for core in range(host.sockets[0]))
@@ -198,5 +198,5 @@ def test_a_mistake_is_told(arguments: tuple[str, ...], told: str) -> None:
 
 def test_a_topology_that_says_all_takes_no_options(tmp_path: Path) -> None:
     (tmp_path / "ranks").write_text(RANK_FILE)
-    ended = typed("--file", tmp_path / "ranks", "--bind", "core")
-    assert (ended.exit_code, "leave --threads and --bind out" in ended.stderr) == (2, True)
+    ended = typed("--file", tmp_path / "ranks", "--threads", "bind=core")
+    assert (ended.exit_code, "leave --threads out" in ended.stderr) == (2, True)

@@ -37,7 +37,7 @@ def test_worker_0_is_told_everything_that_the_log_has_and_both_end_with_the_mode
     speedo: Commands, tmp_path: Path
 ) -> None:
     """Where centers are rounded, scripts ended with the rounded weights, from which turns begin."""
-    words = ("--mode", "async", "--compress-center", "bfloat16", str(SCRIPT))
+    words = ("--mode", "async", "--compress", "center=bfloat16", str(SCRIPT))
     status, errors = run(speedo, *words)
     assert status == 0, errors
     expected = []

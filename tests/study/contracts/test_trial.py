@@ -146,7 +146,7 @@ def test_an_installed_package_has_its_modes_and_rules_in_the_help(
     lost = speedo("train", "--rule", "lost", folder=tmp_path, path=tmp_path)
     assert lost.returncode == 2
     assert f"lost of the installed {outside}:Lost cannot be used" in lost.stderr
-    wrong = speedo("train", "--mode", "sync", "--heavy", "0.3", folder=tmp_path, path=tmp_path)
+    wrong = speedo("train", "--mode", "sync", "--rule", "heavy=0.3", folder=tmp_path, path=tmp_path)
     assert (
         "heavy is 0.3, but only rule heavy uses it; give --rule, or leave heavy out" in wrong.stderr
     )

@@ -69,8 +69,8 @@ def test_ten_layers_are_shown_and_the_others_are_one_line() -> None:
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        ("caffe", "a smaller --batch, or --engine torch --micro-batch auto, or end what else"),
-        ("torch", "use --micro-batch 32, or fewer --workers here, or end what else"),
+        ("caffe", "a smaller --batch, or --engine torch,micro_batch=auto, or end what else"),
+        ("torch", "use --engine micro_batch=32, or fewer --workers here, or end what else"),
     ],
 )
 def test_a_step_that_exceeds_the_memory_is_told_with_parts_that_fit(
@@ -98,7 +98,7 @@ def test_the_steps_of_workers_on_a_gpu_are_compared_with_its_memory() -> None:
     device, host = memory(NodeRequest(workers=4, net=net))
     assert (device.name, device.level) == ("gpu-memory", "fail")
     assert device.text == "2 workers on each GPU: about 40.0 GB of 24.0 GB"
-    assert device.remedy == "use --micro-batch 16, or fewer --workers here"
+    assert device.remedy == "use --engine micro_batch=16, or fewer --workers here"
     assert "4 workers with 360.0 MB each" in host.text
 
 
@@ -141,7 +141,7 @@ def test_unknown_fields_are_an_error_unless_they_are_left_out(home: Path) -> Non
 
 @pytest.mark.caffe
 def test_parts_are_for_the_engine_that_has_them(home: Path) -> None:
-    result = typed("--engine", "caffe", "--micro-batch", "4")
+    result = typed("--engine", "caffe", "--engine", "micro_batch=4")
     assert "FAIL  engine" in result.output
     assert "micro_batch is for the engine torch" in result.output
-    assert typed("--micro-batch", "none").exit_code == 2
+    assert typed("--engine", "micro_batch=none").exit_code == 2

@@ -217,7 +217,7 @@ def test_a_plan_says_what_goes_as_factors_or_that_it_is_not_known(
     found = typed("--from", known, *words)
     assert "each machine sends 0.19 MB on the ring, and 1.00 MB as factors of ip1/0" in found.stdout
     assert "not known" not in found.stdout
-    told = json.loads(typed("--from", known, *words, "--factors", "off", "--json").stdout)
+    told = json.loads(typed("--from", known, *words, "--team", "factors=off", "--json").stdout)
     assert told["site"]["factors"] == "off"
     assert (told["best"]["ring_bytes"], told["best"]["factor_bytes"]) == (2_586_480, 0)
 

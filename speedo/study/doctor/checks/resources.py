@@ -73,8 +73,8 @@ def _smaller(net: Net, room: float) -> str:
     part = net.step.largest_part(room)
     fewer = "use fewer --workers here or a smaller --batch"
     if net.engine == "caffe":
-        return f"{fewer}, or --engine torch --micro-batch auto"
-    return f"use --micro-batch {part}, or fewer --workers here" if part else fewer
+        return f"{fewer}, or --engine torch,micro_batch=auto"
+    return f"use --engine micro_batch={part}, or fewer --workers here" if part else fewer
 
 
 def exchange(request: NodeRequest) -> Iterator[Finding]:
