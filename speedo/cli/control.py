@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 import psutil
-from click.core import ParameterSource
 
 from speedo.cli.page import json_option
 from speedo.cli.say import say
@@ -33,25 +32,8 @@ SCALE_S: Final = 180.0
 WHY_S: Final = 5.0  # for a master that may hang
 
 
-class RunArgument(click.Argument):
-    """A run; also as the value of `--run`, as earlier versions had it."""
-
-    def consume_value(
-        self, ctx: click.Context, opts: Mapping[str, Any]
-    ) -> tuple[Any, ParameterSource]:
-        value, source = super().consume_value(ctx, opts)
-        former = opts.get("former_run")
-        if former is None:
-            return value, source
-        if isinstance(value, str):
-            raise click.UsageError(f"two runs are named, {value} and {former}: give one", ctx)
-        return former, ParameterSource.COMMANDLINE
-
-
-def run_argument(command: Function) -> Function:
-    """The run that a command is about: the only one if none is named."""
-    named = click.argument("run", required=False, cls=RunArgument, metavar="[RUN]")
-    return named(click.option("--run", "former_run", hidden=True, expose_value=False)(command))
+# The run that a command is about: the only one if none is named.
+run_argument: Final = click.argument("run", required=False, metavar="[RUN]")
 
 
 @click.command()

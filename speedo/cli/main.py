@@ -64,7 +64,7 @@ GROUPS: Final = {
     },
 }
 # fmt: on
-HIDDEN: Final = {"launch-host": "launch.launch_host", "plot": "report.plot"}
+HIDDEN: Final = {"launch-host": "launch.launch_host"}
 PLACES: Final = HIDDEN | {
     name: place for group in GROUPS.values() for name, (place, _) in group.items()
 }
@@ -160,6 +160,10 @@ def main() -> None:
 def _usage(error: click.ClickException) -> str:
     """Click's message as one sentence that names the help page."""
     text = error.format_message().strip().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        from speedo.cli.option_parts import now_given_with
+
+        text = now_given_with(error.option_name) or text
     context = getattr(error, "ctx", None)
     page = f"; see `{context.command_path} --help`" if context is not None else ""
     return text[:1].lower() + text[1:] + page

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from speedo.cli.page import GroupedOption
-from speedo.run.config.option_table import Row
+from speedo.run.config.option_table import Row, rows
 from speedo.sgd_modes.foreign import is_foreign
 from speedo.system.bounds import said
 
@@ -59,16 +59,8 @@ class ValueWithParts(click.ParamType[Any]):
             if row is None:
                 parts[name] = text
             else:
-                parts[row.name] = self._typed(row, text, param, ctx)
-        return (self.inner.convert(main, param, ctx) if main else None), parts
-
-    def _typed(
-        self, row: Row, text: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        try:
-            return click.types.convert_type(type_of(row)).convert(text, param, ctx)
-        except click.BadParameter as error:
-            self.fail(f"{row.part_name}: {error.message}", param, ctx)
+                parts[row.name] = click.types.convert_type(type_of(row)).convert(text, param, ctx)
+        return (self.inner.convert(main, param, ctx) if main or not found else None), parts
 
     def _begins_a_part(self, value: str, name: str) -> bool:
         """A list of resources has names of its own, and a URL may have any."""
@@ -99,23 +91,9 @@ class OptionWithParts(GroupedOption):
         return [(f"  ,{row.as_part}", row.help) for row in self.parts]
 
 
-def former(row: Row) -> click.Option:
-    """The option that a part was in earlier versions: it is refused, with the way it is given now."""
-    flag = f"--{row.name.replace('_', '-')}"
-    is_flag = row.kind is bool
-
-    def refuse(ctx: click.Context, _: click.Parameter, value: Any) -> None:
-        if value is not None:
-            told = ("yes" if value else "no") if is_flag else value
-            raise click.UsageError(
-                f"{flag} is given with {row.flags}: {row.flags} {row.part_name}={told}", ctx
-            )
-
-    names = f"{flag}/--no-{flag[2:]}" if is_flag else flag
-    return click.Option(
-        [names, f"former_{row.name}"],
-        default=None,
-        hidden=True,
-        expose_value=False,
-        callback=refuse,
-    )
+def now_given_with(flag: str) -> str:
+    """How an option of an earlier version is given now; empty for others."""
+    for row in rows():
+        if row.parent and flag.replace("--no-", "--") == f"--{row.name.replace('_', '-')}":
+            return f"{flag} is given with {row.flags} now: {row.flags} {row.as_part}"
+    return ""

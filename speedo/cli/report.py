@@ -105,11 +105,3 @@ def report(
         say(path)
     if words := why_none():
         complain(words)
-
-
-@click.command(hidden=True)
-@click.argument("runs", nargs=-1, required=True, type=PATH)
-@click.option("--output", "-o", type=FILE)
-def plot(runs: tuple[Path, ...], output: Path | None) -> None:
-    """The former spelling of `speedo report --png`."""
-    click.get_current_context().invoke(report, runs=runs, output=output, png=True)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.core import ParameterSource
 
 from speedo.cli import original_options
-from speedo.cli.option_parts import OptionWithParts, former, type_of
+from speedo.cli.option_parts import OptionWithParts, type_of
 from speedo.cli.page import GroupedOption, PagedCommand
 from speedo.cli.say import say
 from speedo.errors import ConfigError
@@ -41,21 +40,6 @@ class NameOrPlace(click.Choice[str]):
 
     def convert(self, value: Any, *rest: Any) -> Any:
         return value if is_foreign(value) or value in BROKEN else super().convert(value, *rest)
-
-
-class DeviceOption(GroupedOption):
-    """`--device`, for whose value cpu the `--cpu` of earlier versions is taken."""
-
-    def consume_value(
-        self, ctx: click.Context, opts: Mapping[str, Any]
-    ) -> tuple[Any, ParameterSource]:
-        if not opts.get("cpu"):
-            return super().consume_value(ctx, opts)
-        if opts.get("device", "cpu") != "cpu":
-            raise click.UsageError(
-                "--cpu and --device name two devices; leave one of the two out", ctx
-            )
-        return "cpu", ParameterSource.COMMANDLINE
 
 
 def no_translation(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -99,21 +83,13 @@ def options_named(*names: str) -> Decorate:
 def _options(wanted: Sequence[Row]) -> Decorate:
     """Those that are given with another one of them are its parts."""
     names = {row.name for row in wanted}
-    made = []
-    for row in wanted:
-        if row.parent in names:
-            made.append(_hidden(former(row)))
-        else:
-            made.append(_option(row, [part for part in wanted if part.parent == row.name]))
-    return _all(made)
-
-
-def _hidden(option: click.Option) -> Decorate:
-    def decorate(function: Function) -> Function:
-        function.__click_params__ = [*getattr(function, "__click_params__", []), option]  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+    return _all(
+        [
+            _option(row, [part for part in wanted if part.parent == row.name])
+            for row in wanted
+            if row.parent not in names
+        ]
+    )
 
 
 def _option(row: Row, parts: Sequence[Row] = ()) -> Decorate:
@@ -132,10 +108,7 @@ def _option(row: Row, parts: Sequence[Row] = ()) -> Decorate:
         extra |= {"is_flag": False, "flag_value": row.option.bare}
     if parts:
         extra |= {"cls": OptionWithParts, "parts": parts}
-    if row.name != "device":
-        return under(row.group, row.flags, row.name, **extra)
-    former_one = click.option("--cpu", is_flag=True, hidden=True, expose_value=False)
-    return _all([under(row.group, row.flags, cls=DeviceOption, **extra), former_one])
+    return under(row.group, row.flags, row.name, **extra)
 
 
 def under(heading: str, *names: str, **extra: Any) -> Decorate:

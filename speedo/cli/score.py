@@ -18,7 +18,6 @@ from speedo.cli.run_options import PATH, RunCommand, options_named
 from speedo.cli.say import say
 from speedo.data.remote.uris import uri_of
 from speedo.engines.make import EngineChoice, is_installed
-from speedo.run.config.engine_checks import with_device
 from speedo.system.bounds import LARGEST_INT32, EngineName
 from speedo.system.foreign_text import MOST_NAME, clean_text
 from speedo.watch.console import StatusLine
@@ -136,7 +135,7 @@ def score(
         of_run = options_of(weights) if solver is None else {}
         if engine is None and solver is None and is_installed(of_run.get("engine", "caffe")):
             engine = of_run.get("engine")
-        if device is None and with_device(of_run).get("device") == "cpu":
+        if device is None and of_run.get("device") == "cpu":
             device = "cpu"
         choice = choice_of(progress.note, engine, device=device)
         spec, training = _tests(

@@ -14,7 +14,7 @@ from speedo.engines.make import (
     prepare_to_read,
 )
 from speedo.errors import ConfigError, EngineError
-from speedo.run.config.engine_checks import problems_of_engine
+from speedo.run.config.combinations import OF_AN_ENGINE, found_in
 from speedo.run.config.run_config import RunConfig, make_config
 from speedo.system.bounds import EngineName
 
@@ -25,7 +25,7 @@ def decided_engine(config: RunConfig, note: Callable[[str], None]) -> EngineName
     if line:
         note(line)
     decided = config.model_copy(update={"engine": engine})
-    if problems := problems_of_engine(decided):
+    if problems := found_in(OF_AN_ENGINE, decided):
         raise ConfigError(problems)
     require_engine(decided_choice(decided))
     return engine

@@ -41,6 +41,7 @@ from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.exchange.codecs import Compression
 from speedo.run.caffe_snapshot import CaffeSnapshot, is_snapshot, read_snapshot
 from speedo.run.chosen_solver import chosen_solver
+from speedo.run.config.combinations import without_effect
 from speedo.run.config.option_checks import weights_in
 from speedo.run.config.run_config import RunConfig
 from speedo.run.config.stopping_checks import problems_with_outputs, problems_with_tests
@@ -134,8 +135,8 @@ def prepare(
         ignore_unknown=config.ignore_unknown,
     )
     spec = read_solver(path, overrides=overrides, data_root=data_root)
-    for line in spec.left_out:
-        note(f"left out: {line}")
+    for line in (*(f"left out: {one}" for one in spec.left_out), *without_effect(config)):
+        note(line)
     spec = replace(spec, python_layers=config.python_modules)
     snapshots = spec.snapshot_stem if spec.snapshot > 0 or spec.snapshot_after_train else ""
     if config.run_dir is not None and not (anew or isinstance(resumed, Resumed)):

@@ -11,6 +11,7 @@ from typing import Final
 
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import Compression
+from speedo.run.config.combinations import without_effect
 from speedo.run.config.run_config import RunConfig
 from speedo.run.prepare import PreparedRun, check_there_is_more, new_run_dir
 from speedo.run.script_job import ScriptJob
@@ -119,6 +120,8 @@ def _headline(
         f"{job.path.name}: mode {config.mode}{config.told_rule}, {config.workers} workers, each a process of the "
         f"script; run directory {run_dir}"
     )
+    for line in without_effect(config):
+        note(line)
 
 
 def _notes(former: FormerRun, resumed: Resumed, workers: int) -> list[str]:

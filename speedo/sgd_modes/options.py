@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, fie
 from pydantic_core import PydanticCustomError
 
 from speedo.sgd_modes.foreign import look_in
-from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when, most_steps
-from speedo.system.bounds import Option, said
+from speedo.sgd_modes.turn_length import Steps, as_steps, check_sync_when
+from speedo.system.bounds import Option
 
 
 class ModeOptions(BaseModel):
@@ -69,41 +69,6 @@ class ModeOptions(BaseModel):
                 "float_type" if "float" in kind else "int_type", "no truth value"
             )
         return value
-
-    def conflicts(self) -> list[str]:
-        """Options that choose two merge rules at once, or an impossible one."""
-        found: list[str] = []
-        if self.moving_rate is not None and self.delta_scale is not None:
-            found.append(
-                f"delta_scale is {self.delta_scale} together with moving_rate {self.moving_rate}: elastic "
-                "averaging merges weights, not deltas; leave one of the two out"
-            )
-        if self.sync_when is not None and most_steps(self.local_steps) == 1:
-            found.append(
-                f"sync_when is {self.sync_when} with local_steps 1: each turn is one step already; give --local-steps "
-                "the most steps of a turn"
-            )
-        if self.momentum_correction and self.server_gradient:
-            found.append(
-                "momentum_correction together with server_gradient, where workers have no momentum; leave one out"
-            )
-        if self.staleness_scaling and (self.moving_rate is not None or self.server_gradient):
-            other = "server_gradient" if self.server_gradient else "moving_rate"
-            found.append(
-                f"staleness_scaling together with {other}: it scales deltas; leave one out"
-            )
-        if not self.server_gradient:
-            return found
-        if self.moving_rate is not None:
-            found.append("server_gradient and elastic averaging cannot be combined; leave one out")
-        if most_steps(self.local_steps) > 1:
-            found.append(
-                f"server_gradient with local_steps {said(self.local_steps)}: a raw gradient is that of one set of "
-                "weights; use local_steps 1, and --batch for more samples per gradient"
-            )
-        if self.delta_scale is not None:
-            found.append("server_gradient sends no deltas; leave delta_scale out")
-        return found
 
 
 class PhaseOptions(ModeOptions):

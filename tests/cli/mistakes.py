@@ -75,7 +75,7 @@ def _options() -> Iterator[Mistake]:
         ("unknown-mode", "--mode synch", "'--mode': 'synch' is not one of 'sync'", "see `speedo train --help`", ()),
         ("no-workers", "--workers 0", "workers is 0", "use 1 to", ()),
         ("no-threads", "--threads 0", "threads is '0'", "use 1 to 1024, or auto", ()),
-        ("no-binding", "--threads bind=chip", "bind: 'chip' is not one of", "see `speedo train --help`", ()),
+        ("no-binding", "--threads bind=chip", "'--threads': 'chip' is not one of", "see `speedo train --help`", ()),
         ("no-number", "--workers two", "'--workers': 'two'", "see `speedo train --help`", ()),
         ("unknown-option", "--workerz 2", "no such option '--workerz'", "Did you mean one of", ()),
         ("no-advance", "--mode partial --max-advance 0", "max_advance is 0", "use 1 or more", ()),

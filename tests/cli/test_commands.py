@@ -80,14 +80,10 @@ def test_every_option_of_a_run_can_stand_in_the_configuration_and_has_its_words(
         if name in ("train", "master"):
             options = [one for one in command.params if isinstance(one, click.Option)]
             parts = {row.name for one in options for row in getattr(one, "parts", ())}
-            assert {one.name for one in options if one.hidden} == {
-                "cpu", *(f"former_{part}" for part in parts),
-            }  # fmt: skip
-            named = {
-                one.name for one in command.params if not getattr(one, "hidden", False)
-            } | parts
+            assert not any(one.hidden for one in options)
+            named = {parameter.name for parameter in command.params} | parts
             assert named - fields <= {"config_file", "token_file", "standby"}
-            assert all(one.help or one.hidden for one in options)
+            assert all(one.help for one in options)
             missing = fields - named
             ray = {"ray", "resources", "placement"} if name == "master" else set[str]()
             assert missing - {"script", "script_folder", "foreign", "code_from"} == ray
@@ -126,7 +122,6 @@ def test_the_page_of_train_has_the_usual_options_by_their_first_clause() -> None
     }
     text = page("train", "--help")
     assert usual <= set(text.split())
-    assert "--cpu" not in text
     assert ",stretch=" not in text
     assert "The SGD mode.  [default: sync]" in text
     assert "package.module:Class" not in text
@@ -165,13 +160,13 @@ mode: hybrid
 workers: 3
 max-iter: 90
 lr: 0.5
-cpu: true
+device: cpu
 phases:
 - {mode: sync, iterations: 10}
 - {mode: easgd, iterations: 20, moving_rate: 0.25}
 """
 OPTIONS = (
-    "mine.prototxt --mode hybrid --workers 3 --max-iter 90 --lr 0.5 --cpu "
+    "mine.prototxt --mode hybrid --workers 3 --max-iter 90 --lr 0.5 --device cpu "
     "--phase sync:10 --phase easgd:20,moving-rate=0.25"
 )
 
@@ -199,13 +194,6 @@ def test_a_yaml_file_says_the_same_as_options(asked: list[RunConfig], tmp_path: 
     assert asked[0] == asked[1]
     assert (asked[0].workers, asked[0].device) == (3, "cpu")
     assert asked[0].phases[1].moving_rate == 0.25
-
-
-def test_two_devices_are_refused_before_anything_starts(asked: list[RunConfig]) -> None:
-    told = CliRunner().invoke(main, ["train", "--cpu", "--device", "cuda"])
-    assert told.exit_code == 2
-    assert "--cpu and --device name two devices; leave one of the two out" in told.stderr
-    assert asked == []
 
 
 @pytest.mark.parametrize(

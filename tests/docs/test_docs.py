@@ -19,6 +19,7 @@ from speedo.cli.main import main
 from speedo.cli.original_options import NAMES
 from speedo.launch.read_cluster import read_cluster
 from speedo.run.config.formats import parse_phase
+from speedo.run.config.option_table import rows
 from speedo.run.config.run_config import RunConfig, make_config
 from speedo.watch.status import Status, WorkerStatus
 
@@ -32,7 +33,10 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 OPTION = re.compile(r"--[a-z][A-Za-z0-9-]*")
 # Options of earlier versions, which the changelog names.
-RETIRED = {"--pace", "--no-pace", "--same-core", "--no-same-core"}
+RETIRED = {
+    *("--pace", "--no-pace", "--same-core", "--no-same-core", "--cpu"),
+    *(f"--{no}{row.name.replace('_', '-')}" for row in rows() if row.parent for no in ("", "no-")),
+}
 # Options of benches and of this suite.
 OTHERS = {
     "--rewrite-tables",

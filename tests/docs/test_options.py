@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from speedo.cli.run_options import RunCommand, options_for
 from speedo.errors import ConfigError
+from speedo.run.config.combinations import markdown_of_combinations
 from speedo.run.config.option_table import markdown, markdown_of_modes, rows
 from speedo.run.config.run_config import WORKERS, RunConfig, make_config
 from speedo.system.bounds import Option, Whole
@@ -23,17 +24,22 @@ END = "<!-- end of options -->\n"
 
 
 @pytest.mark.parametrize(
-    ("page", "table"), [("options.md", markdown), ("modes.md", markdown_of_modes)]
+    ("page", "begin", "table"),
+    [
+        ("options.md", BEGIN, markdown),
+        ("options.md", BEGIN.replace("options:", "combinations:"), markdown_of_combinations),
+        ("modes.md", BEGIN, markdown_of_modes),
+    ],
 )
 def test_the_table_in_the_docs_is_current(
-    page: str, table: Callable[[], str], request: pytest.FixtureRequest
+    page: str, begin: str, table: Callable[[], str], request: pytest.FixtureRequest
 ) -> None:
     file = DOCS / page
     text = file.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
+    before, rest = text.split(begin)
+    _, after = rest.split(END, 1)
     written = f"\n{table()}\n".replace("\n\n\n", "\n\n")
-    now = f"{before}{BEGIN}{written}{END}{after}"
+    now = f"{before}{begin}{written}{END}{after}"
     if request.config.getoption("--rewrite-tables"):
         file.write_text(now, encoding="utf-8")
     else:
@@ -80,9 +86,3 @@ def test_an_option_that_is_declared_once_is_in_help_docs_yaml_and_checks(tmp_pat
         with pytest.raises(ConfigError) as caught:
             make_config({"helpers": value}, model=Wider)
         assert caught.value.problems == (problem,)
-
-
-def test_options_of_earlier_versions_in_the_file_of_a_run_are_passed_over(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("workers: 3\npace: true\nsame_core: false\n")
-    assert make_config({}, file=file) == make_config({"workers": 3})

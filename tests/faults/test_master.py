@@ -279,7 +279,7 @@ def test_a_run_has_one_master_after_the_other_and_never_two(
 def ends_all_the_same(run: Run, finding: Finding) -> None:
     """Its only checkpoint is that of the end, and there it is killed."""
     since = time.monotonic()
-    stop = run.speedo.start("stop", "--run", str(run.dir))
+    stop = run.speedo.start("stop", str(run.dir))
     said = run.ends(3)
     finding.recovered(time.monotonic() - since)
     _, errors = stop.communicate(timeout=HANG_S)

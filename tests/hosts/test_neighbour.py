@@ -121,9 +121,7 @@ def listens_on_loopback_alone(host: Host, other: Host) -> None:
 
 def speedo_stops(speedo: Commands, work: Path, environment: dict[str, str]) -> None:
     for run in ("one", "two"):
-        stop = speedo.start(
-            "stop", "--no-wait", "--run", str(work / "runs" / run), environment=environment
-        )
+        stop = speedo.start("stop", "--no-wait", str(work / "runs" / run), environment=environment)
         _, errors = stop.communicate(timeout=120)
         assert stop.returncode == 0, errors
 

@@ -219,7 +219,7 @@ def test_a_dry_run_prints_every_command_and_no_secret(tmp_path: Path) -> None:
 def test_the_words_for_the_master_are_understood_by_the_master() -> None:
     done = run(
         "-H", "localhost:2", "--mode", "hybrid", "--phase", "sync:5", "--phase", "easgd:7,moving_rate=0.3",
-        "--redis", "tls=yes", "--cpu", "--lr", "0.5", "--dry-run",
+        "--redis", "tls=yes", "--device", "cpu", "--lr", "0.5", "--dry-run",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("  speedo master"))

@@ -67,11 +67,7 @@ def test_several_runs_are_all_shown(two_runs: None) -> None:
 
 def test_a_run_is_shown_in_lines_that_people_read(two_runs: None, tmp_path: Path) -> None:
     told = typed("status", "1a2").output
-    assert (
-        typed("status", "--run", "1a2").output
-        == typed("status", str(tmp_path / "1a2b3c")).output
-        == told
-    )
+    assert typed("status", "1a2").output == typed("status", str(tmp_path / "1a2b3c")).output == told
     assert told.splitlines() == [
         "run 1a2b3c, mode easgd: training",
         f"  directory  {tmp_path / '1a2b3c'}",
@@ -100,9 +96,9 @@ def test_json_is_one_object_with_every_run(two_runs: None) -> None:
     [
         (("stop",), "you have several runs (1a2b3c, 1a9f00): name one, `speedo status` shows them"),
         (("scale", "3"), "you have several runs"),
-        (("status", "--run", "1a"), "1a matches several runs (1a2b3c, 1a9f00)"),
-        (("status", "--run", "77"), "77 is no running run"),
-        (("scale", "3", "--run", "1a9"), "no host has joined: start one"),
+        (("status", "1a"), "1a matches several runs (1a2b3c, 1a9f00)"),
+        (("status", "77"), "77 is no running run"),
+        (("scale", "3", "1a9"), "no host has joined: start one"),
     ],
 )
 def test_what_is_not_clear_is_asked_back(
@@ -117,13 +113,13 @@ def test_what_is_not_clear_is_asked_back(
 def test_a_run_is_found_by_its_directory_and_a_finished_one_is_told(
     two_runs: None, tmp_path: Path
 ) -> None:
-    assert "run 1a9f00" in typed("status", "--run", str(tmp_path / "1a9f00")).output
+    assert "run 1a9f00" in typed("status", str(tmp_path / "1a9f00")).output
     done = tmp_path / "done"
     done.mkdir()
     (done / "result.json").write_text(
         '{"iteration": 40, "reason": "all work was done", "accuracy": 0.5, "model": "m"}'
     )
-    answer = typed("stop", "--run", str(done))
+    answer = typed("stop", str(done))
     assert answer.exit_code == 1
     assert "is over: it ended at iteration 40 (all work was done), test accuracy 0.5000" in (
         answer.output

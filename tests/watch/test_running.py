@@ -84,7 +84,7 @@ def test_a_run_is_looked_at_scaled_left_alone_by_ctrl_c_and_stopped_with_its_mod
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"merged","worker":2,', 60)
     assert sum(worker["merged"] > 0 for worker in only_run(speedo)["workers"]) == 3
 
-    status, out, errors = answered(speedo, "stop", "--json", "--run", "run")
+    status, out, errors = answered(speedo, "stop", "--json", "run")
     assert (status, errors) == (0, "")
     result = json.loads(out)["result"]
     assert (result["complete"], result["reason"]) == (False, "stopped by `speedo stop`")

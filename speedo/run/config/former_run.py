@@ -174,3 +174,11 @@ def _of_a_stranger(file: Path) -> str:
     if facts.st_mode & stat.S_IWOTH:
         return "every user of this machine may write the file"
     return "the run was fetched from a store" if was_fetched(file.parent) else ""
+
+
+def without_engine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run that another engine shall continue: only the device cpu is one of both engines."""
+    rest = {name: value for name, value in options.items() if name != "precision"}
+    if rest.get("device") != "cpu":
+        rest.pop("device", None)
+    return rest

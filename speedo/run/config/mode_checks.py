@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speedo.messages import Kind
+from speedo.run.config.combinations import OF_A_MODE, found_in
 from speedo.sgd_modes.base import Mode, options_of
-from speedo.sgd_modes.options import ModeOptions
+from speedo.sgd_modes.options import ModeOptions, RunOptions
 from speedo.sgd_modes.registry import (
+    HYBRID,
     PLAIN,
     given_options,
     mode_named,
@@ -16,9 +18,7 @@ from speedo.sgd_modes.registry import (
     rule_of,
     rules_with,
     takers,
-    waits_for_all,
 )
-from speedo.sgd_modes.rules import AddDelta, Elastic, ServerGradient
 from speedo.sgd_modes.rules.base import title_of
 from speedo.system.bounds import declared, digits
 
@@ -52,7 +52,7 @@ def problems(options: ModeOptions, workers: int) -> list[str]:
                 f"{name} is {told}, but mode {mode.name} does not use it; use --mode {_listed(takers(name))}, or leave "
                 f"{name} out"
             )
-    return found + options.conflicts()
+    return found + found_in(OF_A_MODE, options)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -83,6 +83,16 @@ def _problems_of_rule(options: ModeOptions, mode: Mode) -> list[str]:
     return found
 
 
+def problems_of_hybrid(options: RunOptions) -> list[str]:
+    """Options that belong to a phase of this run."""
+    if options.mode != HYBRID:
+        return []
+    return [
+        f"{name} is given for mode hybrid; give it to a phase, as in --phase easgd:1000,{name}=..."
+        for name in given_options(options)
+    ]
+
+
 def problems_of_ranges(options: ModeOptions) -> list[str]:
     """Why servers cannot merge by the rule, each in its range."""
     if mode_named(options.mode) is None or (rule := rule_class(options)).by_ranges:
@@ -91,20 +101,3 @@ def problems_of_ranges(options: ModeOptions) -> list[str]:
         f"rule {title_of(rule)} does not say by_ranges, so no server can merge its range by itself"
     )
     return [f"servers are asked for, but {what}; use --servers 0"]
-
-
-def problems_of_overlap(options: ModeOptions) -> list[str]:
-    """Why turns cannot be issued ahead with the rule: a worker adds its own result before the center has it."""
-    rule = rule_class(options)
-    if rule in (AddDelta, Elastic, ServerGradient):
-        return []
-    what = f"only with rule {AddDelta.name} or {Elastic.name} a worker knows what becomes of its result"
-    return [f"overlap is given, but {what}; leave it out with rule {title_of(rule)}"]
-
-
-def problems_of_teams(options: ModeOptions) -> list[str]:
-    """Why the workers of a host cannot sum among themselves: the rule sees the mean of a team's results alone."""
-    if not waits_for_all(options) or (rule := rule_class(options)).by_mean:
-        return []
-    what = f"cannot sum for {title_of(rule)}, the rule of mode {options.mode}, as it does not say by_mean"
-    return [f"team is host, but the workers of a host {what}; use --team off"]

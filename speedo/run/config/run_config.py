@@ -17,12 +17,11 @@ from pydantic import BeforeValidator, ValidationError
 from speedo.engines.make import Precision
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import CODECS, in_words, parse_compression
-from speedo.run.config.engine_checks import problems_of_engine, with_device, without_engine
+from speedo.run.config.combinations import EXCLUDED, found_in
 from speedo.run.config.findings import sentence
-from speedo.run.config.former_run import options_in
+from speedo.run.config.former_run import options_in, without_engine
 from speedo.run.config.lr_scale import ELASTIC, LrScale, check_lr_scale
-from speedo.run.config.merging_checks import problems_of_merging
-from speedo.run.config.mode_checks import problems
+from speedo.run.config.mode_checks import problems, problems_of_hybrid, problems_of_ranges
 from speedo.run.config.option_checks import (
     check_copy_to,
     check_device,
@@ -76,9 +75,7 @@ LARGEST_WORKERS: Final = 10_000  # slots are small integers; more is likelier a 
 LARGEST_TESTERS: Final = 64  # each is a process of the master's machine
 SERVERS: Final = WholeOr(AUTO, 0, 64)  # each fetch and each result has this many connections
 THREADS: Final = WholeOr(AUTO, 1, 1024)  # more than any BLAS was built for
-# Options of earlier versions, in the files of their runs: what they chose is always on now.
 OF_A_PHASE: Final = ("lr", "momentum", "weight_decay", "batch", "test_interval")
-RETIRED: Final = ("pace", "same_core")
 
 MERGING: Final = "How results are merged"
 SOLVER: Final = "Instead of the solver's values"
@@ -401,19 +398,9 @@ class RunConfig(_Run):
             found.append(
                 f"min_workers is {digits(self.min_workers)}: use 1 up to the {digits(self.workers)} of workers"
             )
-        found += problems_of_merging(
-            self,
-            team=self.team == "host",
-            servers=self.serves,
-            overlap=self.overlap,
-            compress=self.compress,
-        )
-        found += problems_of_stopping(self) + problems_of_engine(self)
-        if self.redis_tls and self.redis is not None:
-            found.append(
-                "redis_tls is for the Redis that SpeeDO starts, but redis names your own; "
-                "leave redis_tls out, and write its URL as rediss://..."
-            )
+        found += problems_of_hybrid(self) + found_in(EXCLUDED, self) + problems_of_stopping(self)
+        if self.serves:
+            found += [one for part in self.phases or (self,) for one in problems_of_ranges(part)]
         for export in EXPORTS:
             found += export.conflicts(self)
         if self.resume is not None and self.run_dir is not None and os.path.isdir(self.resume):
@@ -431,10 +418,7 @@ def make_config(
     Raises `ConfigError` with every problem found.
     """
     given = as_names({name: value for name, value in options.items() if value is not None})
-    if "cpu" in given:  # of a program that was written for an earlier version
-        given = with_device(given)
     file, read = options_in(file, given)
-    read = with_device({name: value for name, value in read.items() if name not in RETIRED})
     if given.get("engine", read.get("engine")) != read.get("engine"):
         read = without_engine(read)
     origins = {name: f" in {file}" for name in read if name not in given}

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from speedo.sgd_modes.conditions import check_condition, parse_best_by, parse_condition, watched_of
 from speedo.sgd_modes.options import PhaseOptions
 from speedo.watch.scores import short_scores
-
-
-class Stops(Protocol):
-    """The options of a run that are looked at here."""
-
-    @property
-    def target(self) -> str | None: ...
-    @property
-    def patience(self) -> int | None: ...
-    @property
-    def keep_best(self) -> bool: ...
-    @property
-    def best_by(self) -> str | None: ...
-    @property
-    def test_interval(self) -> int | None: ...
-    @property
-    def overlap(self) -> str: ...
-    @property
-    def sync_when(self) -> str | None: ...
-    @property
-    def staleness_scaling(self) -> bool | None: ...
-    @property
-    def phases(self) -> Sequence[PhaseOptions]: ...
 
 
 def _problems_of_ends(phases: Sequence[PhaseOptions]) -> list[str]:
@@ -48,24 +25,9 @@ def _problems_of_ends(phases: Sequence[PhaseOptions]) -> list[str]:
     ]
 
 
-def problems_of_stopping(config: Stops) -> list[str]:
-    """What is wrong with the ends of phases, and options of stopping and of turns that contradict each other."""
+def problems_of_stopping(config: Any) -> list[str]:
+    """What is wrong with the ends of phases, and tests that are needed and are not made."""
     found = _problems_of_ends(config.phases)
-    if config.overlap != "none" and config.sync_when is not None:
-        found.append(
-            f"overlap is {config.overlap} together with sync_when, which ends turns early: the length of the next turn "
-            "is fixed in advance; leave one of the two out"
-        )
-    if config.overlap != "none" and config.staleness_scaling:
-        found.append(
-            f"overlap is {config.overlap} together with staleness_scaling: a worker that continues before its result "
-            "is merged adds it itself, and does not know its staleness yet; leave one of the two out"
-        )
-    if config.best_by is not None and not (config.patience or config.keep_best):
-        found.append(
-            f"best_by is {config.best_by}, but only patience and keep_best use it; give one of them, or leave "
-            "best_by out"
-        )
     needing = _need_tests(config)
     if config.test_interval == 0 and needing and not _phases_test(config):
         found.append(
@@ -74,7 +36,7 @@ def problems_of_stopping(config: Stops) -> list[str]:
     return found
 
 
-def problems_with_tests(config: Stops, *, has_test: bool, test_interval: int) -> list[str]:
+def problems_with_tests(config: Any, *, has_test: bool, test_interval: int) -> list[str]:
     """What needs tests that this solver does not make."""
     needing = _need_tests(config)
     if not has_test:
@@ -90,7 +52,7 @@ def problems_with_tests(config: Stops, *, has_test: bool, test_interval: int) ->
     return []
 
 
-def problems_with_outputs(config: Stops, outputs: Sequence[str]) -> list[str]:
+def problems_with_outputs(config: Any, outputs: Sequence[str]) -> list[str]:
     """Outputs that the test nets do not have; `outputs` are the names that they have."""
     named = {"target": config.target}
     named |= {f"phase {n}: until": phase.until for n, phase in enumerate(config.phases, 1)}
@@ -112,10 +74,10 @@ def problems_with_outputs(config: Stops, outputs: Sequence[str]) -> list[str]:
     return found
 
 
-def _need_tests(config: Stops) -> list[str]:
+def _need_tests(config: Any) -> list[str]:
     found = [name for name in ("target", "patience") if getattr(config, name)]
     return found + [f"phase {n}" for n, phase in enumerate(config.phases, 1) if phase.until]
 
 
-def _phases_test(config: Stops) -> bool:
+def _phases_test(config: Any) -> bool:
     return any(phase.test_interval for phase in config.phases)

@@ -14,7 +14,6 @@ import yaml
 
 from speedo.engines.solver import SolverSpec, check_solver
 from speedo.errors import ConfigError
-from speedo.run.config.engine_checks import with_device
 from speedo.run.config.run_config import RunConfig, make_config
 from speedo.sgd_modes.base import options_of
 from speedo.sgd_modes.foreign import is_foreign, look_here
@@ -258,8 +257,6 @@ def keep_wish(folder: Path, wish: Wish | ScriptWish) -> None:
             f"{path} cannot be read; give another --out, or remove that folder"
         ) from None
     known = former if isinstance(former, dict) else {}
-    if isinstance(known.get("options"), dict):
-        known["options"] = with_device(known["options"])  # earlier versions wrote cpu: true
     now = plain_of(wish)
     if former != now:
         differing = [name for name in now if known.get(name) != now[name]] or ["form"]

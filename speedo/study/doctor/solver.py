@@ -26,7 +26,7 @@ from speedo.engines.solver.paths import SearchPath
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError, hide_secrets
 from speedo.run.chosen_solver import chosen_solver
-from speedo.run.config.engine_checks import problems_of_engine
+from speedo.run.config.combinations import OF_AN_ENGINE, found_in
 from speedo.run.datasets import preparable_dataset
 from speedo.run.remote_inputs import located
 from speedo.study.doctor.base import Finding, Net, NodeRequest, fail, ok, size, warn
@@ -64,7 +64,7 @@ def examine_solver(
                 "give SOLVER, or fix the master first",
             )
         ], None
-    if problems := problems_of_engine(choice):
+    if problems := found_in(OF_AN_ENGINE, choice):
         return [fail("engine", text) for text in problems], None
     try:
         spec = _read(request, facts, choice)

@@ -12,7 +12,7 @@ import pytest
 from speedo.engines.make import EngineChoice, chosen_engine, is_installed
 from speedo.errors import ConfigError
 from speedo.run.config.run_config import make_config
-from speedo.run.engine_choice import choice_of, decided_choice, decided_engine
+from speedo.run.engine_choice import choice_of, decided_engine
 
 
 def problems_of(call: Callable[[], object]) -> list[str]:
@@ -42,8 +42,6 @@ def test_a_device_is_a_kind_or_one_of_it(device: str) -> None:
           "or use --engine torch")),
         ({"engine": "caffe", "precision": "bfloat16"},
          "precision is bfloat16, but Caffe computes with float32 alone; leave precision out, or use --engine torch"),
-        ({"engine": "torch", "cpu": True, "device": "cuda"},
-         "cpu is given together with device cuda; leave one of the two out"),
     ],
 )  # fmt: skip
 def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], problem: str) -> None:
@@ -72,14 +70,6 @@ def test_the_environment_names_the_engine_and_an_option_overrides_it(
 
 
 @pytest.mark.torch
-def test_cpu_as_earlier_versions_had_it_is_the_device_cpu() -> None:
-    config = make_config({"engine": "torch", "cpu": True})
-    assert decided_engine(config, quiet) == "torch"
-    assert decided_choice(config) == EngineChoice("torch", "cpu", "float32")
-    assert make_config({"cpu": False}) == make_config({})
-    assert make_config({"cpu": True}) == make_config({"device": "cpu"})
-
-
 @pytest.mark.torch
 def test_workers_have_the_precision_and_testers_and_the_master_float32() -> None:
     choice = choice_of(quiet, "torch", device="cpu", precision="bfloat16")
@@ -97,9 +87,8 @@ def test_a_run_resumed_with_the_other_engine_leaves_the_device_of_the_former(
     assert (other.engine, other.device, other.precision) == ("caffe", "auto", "float32")
 
 
-@pytest.mark.parametrize("former", ["engine: caffe\ncpu: true\n", "engine: torch\ndevice: cpu\n"])
-def test_a_run_on_the_cpu_stays_there_with_either_engine(tmp_path: Path, former: str) -> None:
-    (tmp_path / "config.yaml").write_text(former)
+def test_a_run_on_the_cpu_stays_there_with_either_engine(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("engine: torch\ndevice: cpu\n")
     assert make_config({"resume": tmp_path, "engine": "torch"}).device == "cpu"
     assert make_config({"resume": tmp_path, "engine": "caffe"}).device == "cpu"
 

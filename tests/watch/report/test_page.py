@@ -230,7 +230,7 @@ def test_without_matplotlib_there_are_the_page_and_the_table_and_a_sentence(
     [
         (["report", "--png"], "run.png", b"\x89PNG"),
         (["report", "--png"], "run.pdf", b"%PDF"),
-        (["plot"], "run.svg", b"<?xml"),
+        (["report", "--png"], "run.svg", b"<?xml"),
     ],
 )
 def test_the_picture_alone_is_drawn_in_the_form_of_its_name(
