@@ -29,7 +29,7 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.hybrid import Hybrid
-from speedo.sgd_modes.rules import AverageDeltas, MergeRule, TakeCenter
+from speedo.sgd_modes.rules import MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
 from speedo.system.records import record
 
@@ -321,7 +321,7 @@ class TurnBook:
         per_step = sum(self.members[worker].samples_per_step for worker in workers)
         # Also the last one that is left; a script alone, or a run of one worker, makes turns.
         as_team = len(workers) > 1 or not (self.plan.workers == 1 or self.plan.own_counts)
-        if as_team and type(rule) is AverageDeltas and self._is_only(team):
+        if as_team and rule.adds_mean and self._is_only(team):
             rule = team.alone = team.alone or TakeCenter(rule)
             change = self._length.next_change(self.iteration)
             work = steps * per_step

@@ -11,7 +11,6 @@ from speedo.exchange.factors import choices, table
 from speedo.run.config.run_config import RunConfig
 from speedo.run.settings import RunSettings
 from speedo.sgd_modes.registry import rule_class
-from speedo.sgd_modes.rules import AverageDeltas
 
 if TYPE_CHECKING:
     from speedo.engines.net_trial import CaffeFacts
@@ -23,7 +22,7 @@ def sums_over_hosts(config: RunConfig, settings: RunSettings) -> bool:
     Not where the mean of each round goes to the master or to servers, or is compressed on its way.
     """
     exact = settings.compression == NO_COMPRESSION
-    return config.teams and rule_class(config) is AverageDeltas and exact and not settings.serves
+    return config.teams and rule_class(config).adds_mean and exact and not settings.serves
 
 
 def way_of(config: RunConfig, settings: RunSettings) -> str:

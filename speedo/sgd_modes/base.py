@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from typing import Any, Protocol, get_args, get_type_hints
 
 from speedo.messages import Decision, Kind, Result
-from speedo.sgd_modes.rules import AddDelta, Elastic, MergeRule
+from speedo.sgd_modes.rules import MergeRule
 from speedo.sgd_modes.turn_length import Length as Length
 from speedo.system.bounds import Option
 
@@ -115,6 +115,6 @@ class Mode:
         chosen |= {option for rule in self.rules for option in options_of(rule)}
         if not self.rounds:  # whose workers are waited for, so that none ends its turn earlier
             chosen.add("sync_when")
-        if AddDelta in self.rules or Elastic in self.rules:
+        if any(rule.foreseen and rule.payload is not Kind.GRADIENT for rule in self.rules):
             chosen.add("momentum_correction")
         return option in chosen or option in self.own

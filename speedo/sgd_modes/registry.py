@@ -37,11 +37,9 @@ from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
 from speedo.sgd_modes.phases import Phase
 from speedo.sgd_modes.rules import (
-    AddDelta,
-    Elastic,
     MergeRule,
-    ServerGradient,
 )
+from speedo.sgd_modes.rules.base import OfARun
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.system.bounds import Option, declared
 from speedo.system.declared import declared_in
@@ -244,7 +242,7 @@ def may_overlap(mode: str) -> bool:
 
 def is_elastic(options: ModeOptions) -> bool:
     """Whether workers send weights, to be averaged elastically."""
-    return mode_named(options.mode) is not None and rule_class(options) is Elastic
+    return mode_named(options.mode) is not None and rule_class(options).payload is Kind.WEIGHTS
 
 
 def needs_update(config: RunOptions) -> bool:
@@ -374,17 +372,7 @@ def rule_class(options: ModeOptions) -> type[MergeRule]:
 
 
 def _rule(options: ModeOptions, update: OfPhase | None, own_optimizers: bool) -> MergeRule:
-    rule: Any = rule_class(options)
-    made: MergeRule
-    if rule is ServerGradient:
-        if update is None:
-            raise ValueError("server_gradient needs the master's update")
-        made = rule(update)
-    elif issubclass(rule, AddDelta):
-        whole = 4.0 if options.momentum_correction else 2.0
-        if own_optimizers and most_steps(options.local_steps) > 1:
-            whole = 1.0
-        made = rule(whole=whole, **_values(options_of(rule), options))
-    else:
-        made = rule(**_values(options_of(rule), options))
-    return made
+    rule = rule_class(options)
+    uncorrected = own_optimizers and most_steps(options.local_steps) > 1
+    run = OfARun(update, bool(options.momentum_correction), uncorrected)
+    return rule.made(_values(options_of(rule), options), run)

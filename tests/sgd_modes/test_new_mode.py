@@ -118,7 +118,7 @@ def test_a_mode_that_is_one_file_is_found_said_checked_and_trained_with(tmp_path
         told["help"].split("\n")
     )
     assert (
-        "| `--every N` | every-other: merge each N-th result. | 1 to 99 | 2 | a guess |"
+        "| `--mode ...,every=N` | every-other: merge each N-th result. | 1 to 99 | 2 | a guess |"
         in told["docs"]
     )
     assert told["low"] == ["every is 0: use 1 to 99"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speedo.exchange.vector import Vector
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import uses
 from speedo.sgd_modes.rules import (
@@ -17,9 +20,11 @@ from speedo.sgd_modes.rules import (
     AverageDeltas,
     Contribution,
     Elastic,
+    MergeRule,
     ServerGradient,
     pull_towards,
 )
+from speedo.study.contracts.rule_contract import check_rule
 
 SIZES = (1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3)
 
@@ -125,3 +130,37 @@ def test_a_rule_takes_the_place_of_the_options_of_the_modes_own_rules() -> None:
     )
     assert [uses(one, "delta_scale") for one in (plain, ruled)] == [True, False]
     assert [uses(one, "backup_workers") for one in (plain, ruled)] == [True, True]  # the schedule's
+
+
+@dataclass(frozen=True)
+class Half(AverageDeltas):
+    """As a user may write it: the same merge at half the rate."""
+
+    def rate(self, workers: int, staleness: int = 0) -> float:
+        return 0.5
+
+
+@dataclass(frozen=True)
+class Otherwise(AverageDeltas):
+    """The same with a merge of its own."""
+
+    def merge(
+        self, center: Vector, contributions: Any, rate: float, iteration: int, state: Any = None
+    ) -> None:
+        center += contributions[0].vector
+
+
+def test_what_a_rule_promises_goes_with_its_merge() -> None:
+    promises = ("adds_mean", "by_mean", "by_ranges", "foreseen", "keeps_finite")
+    assert [getattr(Half, one) for one in promises] == [
+        getattr(AverageDeltas, one) for one in promises
+    ]
+    assert not any(getattr(Otherwise, one) for one in promises)
+    check_rule(Half())
+    with pytest.raises(AssertionError, match="its merge is not the mean times its rate"):
+        check_rule(replace_promise(Otherwise))
+
+
+def replace_promise(rule: type[MergeRule]) -> MergeRule:
+    """The rule with a promise that it does not keep."""
+    return type("Liar", (rule,), {"adds_mean": True})()

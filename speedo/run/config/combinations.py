@@ -6,6 +6,7 @@ silence. What a mode, a phase or a rule takes at all is in `speedo.run.config.mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Formatter
@@ -21,7 +22,7 @@ from speedo.sgd_modes.registry import (
     rule_class,
     waits_for_all,
 )
-from speedo.sgd_modes.rules import AddDelta, Elastic, ServerGradient
+from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.sgd_modes.rules.base import title_of
 from speedo.sgd_modes.turn_length import most_steps
 from speedo.system.bounds import said
@@ -113,8 +114,7 @@ EXCLUDED: Final = (
         "overlap is {overlap} together with server_gradient, whose updates only the master can apply; leave one of the "
         "two out"),
     Combination(("overlap", "rule"),
-        lambda run: _overlaps(run) and not run.server_gradient
-        and _rule_of(run) not in (AddDelta, Elastic, ServerGradient),
+        lambda run: _overlaps(run) and not run.server_gradient and not _rule_of(run).foreseen,
         f"overlap is given, but only with rule {AddDelta.name} or {Elastic.name} a worker knows what becomes of its "
         "result; leave it out with rule {rule_title}"),
     Combination(("overlap", "own"), lambda run: run.overlap == "far" and run.own,
@@ -176,5 +176,6 @@ def markdown_of_combinations() -> str:
     for table, begin in ((OF_A_MODE, ""), (EXCLUDED, ""), (WITHOUT_EFFECT, "without effect: ")):
         for one in table:
             names = ", ".join(f"`{name}`" for name in one.options)
-            lines.append(f"| {names} | {begin}{one.says.replace('{', '').replace('}', '')} |")
+            says = re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), one.says)
+            lines.append(f"| {names} | {begin}{says} |")
     return "\n".join([*lines, ""])

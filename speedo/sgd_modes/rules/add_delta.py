@@ -5,13 +5,13 @@ Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from speedo.exchange.vector import Vector
-from speedo.sgd_modes.rules.base import Contribution, MergeRule, add_scaled
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, OfARun, add_scaled
 from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.system.bounds import Interval, Option
 
@@ -44,6 +44,7 @@ class AddDelta(MergeRule):
     name: ClassVar[str] = "add-delta"
     rounds: ClassVar[bool | None] = False
     by_ranges: ClassVar[bool] = True
+    foreseen: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
     paper: ClassVar[str] = "Dean et al."
     year: ClassVar[int] = 2012
@@ -55,6 +56,11 @@ class AddDelta(MergeRule):
     delta_scale: Annotated[float | None, DELTA_SCALE] = None
     whole: float = 2.0
     staleness_scaling: Annotated[bool | None, STALENESS_SCALING] = None
+
+    @classmethod
+    def made(cls, values: Mapping[str, Any], run: OfARun) -> Self:
+        whole = 4.0 if run.momentum_correction else 2.0
+        return cls(whole=1.0 if run.uncorrected else whole, **values)
 
     def rate(self, workers: int, staleness: int = 0) -> float:
         whole = inf if self.staleness_scaling else self.whole

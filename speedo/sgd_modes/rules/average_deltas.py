@@ -23,6 +23,7 @@ class AverageDeltas(MergeRule):
     rounds: ClassVar[bool | None] = True
     by_ranges: ClassVar[bool] = True
     by_mean: ClassVar[bool] = True
+    adds_mean: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
     paper: ClassVar[str] = "Zinkevich et al."
     year: ClassVar[int] = 2010

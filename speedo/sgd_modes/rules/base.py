@@ -6,8 +6,8 @@ Vectors are processed in blocks, so that intermediate results stay in the proces
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -39,6 +39,16 @@ class Contribution:
     loss: float = float("nan")
 
 
+@record
+class OfARun:
+    """What a rule may need of a run: the master's `update` by gradients, whether workers use `momentum_correction`,
+    and whether their optimizers are `uncorrected` ones of scripts, over several steps."""
+
+    update: Callable[..., None] | None = None
+    momentum_correction: bool = False
+    uncorrected: bool = False
+
+
 class MergeRule(ABC):
     """How payloads become a new center. A rule is a frozen dataclass: its fields are its options, and two are equal
     if their options are. What it keeps between merges is not in it, but in the `State` that it is given.
@@ -51,7 +61,9 @@ class MergeRule(ABC):
 
     `by_ranges`: each value of the new center and of the state depends only on the values at its own place, and numbers
     of the state on no vector. Only then servers can merge ranges apart. `by_mean`: the merge sees of the contributions
-    only their mean, weighted by samples, so the workers of a host may sum before. `keeps_finite`: from finite vectors
+    only their mean, weighted by samples, so the workers of a host may sum before. `adds_mean`: it adds `rate` times
+    that mean and nothing else, so a team that has all workers may make it itself. `foreseen`: a worker knows what
+    becomes of its result, so turns may overlap. `keeps_finite`: from finite vectors
     of a usual norm it makes a finite center; that of another rule is looked at after each merge.
 
     Arguments that are annotated with an `Option` are the rule's options; `usual` is the default of one that is None as
@@ -67,6 +79,8 @@ class MergeRule(ABC):
     wants_begun: ClassVar[bool] = False
     by_ranges: ClassVar[bool] = False
     by_mean: ClassVar[bool] = False
+    adds_mean: ClassVar[bool] = False
+    foreseen: ClassVar[bool] = False
     keeps_finite: ClassVar[bool] = False
     option: ClassVar[str] = ""
     usual: ClassVar[str] = ""
@@ -80,8 +94,13 @@ class MergeRule(ABC):
         if "merge" in vars(cls):
             if "merge_into" not in vars(cls):
                 cls.merge_into = MergeRule.merge_into  # type: ignore[method-assign]
-            for promise in ("by_ranges", "by_mean", "keeps_finite"):
+            for promise in ("by_ranges", "by_mean", "adds_mean", "foreseen", "keeps_finite"):
                 setattr(cls, promise, vars(cls).get(promise, False))
+
+    @classmethod
+    def made(cls, values: Mapping[str, Any], run: OfARun) -> Self:
+        """The rule with these values of its options, in this run."""
+        return cls(**values)
 
     def rate(self, workers: int, staleness: int = 0) -> float:
         """The rule's factor for this many live workers and a result of this staleness; 1 if it has none."""

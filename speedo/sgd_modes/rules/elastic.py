@@ -39,6 +39,7 @@ class Elastic(MergeRule):
     payload: ClassVar[Kind] = Kind.WEIGHTS
     rounds: ClassVar[bool | None] = False
     by_ranges: ClassVar[bool] = True
+    foreseen: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang, Choromanska, LeCun"
     year: ClassVar[int] = 2015

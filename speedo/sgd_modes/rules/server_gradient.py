@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from speedo.exchange.vector import Vector
 from speedo.messages import NO_TUNING, Kind, Tuning
-from speedo.sgd_modes.rules.base import Contribution, MergeRule, mean_into
+from speedo.sgd_modes.rules.base import Contribution, MergeRule, OfARun, mean_into
 from speedo.sgd_modes.rules.state import NO_STATE, State
 
 
@@ -26,9 +26,16 @@ class ServerGradient(MergeRule):
     payload: ClassVar[Kind] = Kind.GRADIENT
     by_ranges: ClassVar[bool] = True  # each server by an update of its own
     by_mean: ClassVar[bool] = True
+    foreseen: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True  # the update looks at it
     option: ClassVar[str] = "server_gradient"
     update: Callable[[Vector, Vector, int], None]
+
+    @classmethod
+    def made(cls, values: Mapping[str, Any], run: OfARun) -> Self:
+        if run.update is None:
+            raise ValueError("server_gradient needs the master's update")
+        return cls(run.update)
 
     def merge(
         self,

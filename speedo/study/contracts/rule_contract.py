@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from speedo.exchange.vector import Vector
-from speedo.sgd_modes.rules import Contribution, MergeRule, State
+from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_mean
 from speedo.sgd_modes.rules.base import title_of
 
 SIZE: Final = 1000
@@ -42,6 +42,12 @@ def check_rule(rule: MergeRule) -> None:
         away = float(np.abs(by_means - center).max())
         told = f"{title} says by_mean, but merging the mean of several results is not merging them"
         assert away <= 1e-4 * scale, told
+    if rule.adds_mean:
+        summed = _drawn(0).copy()
+        for results in run:
+            add_mean(summed, results, rule.rate(3, results[0].staleness))
+        told = f"{title} says adds_mean, but its merge is not the mean times its rate, added"
+        assert float(np.abs(summed - center).max()) <= 1e-4 * float(np.abs(center).max()), told
 
 
 def _check_ranges(
