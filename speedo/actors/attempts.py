@@ -51,7 +51,7 @@ PASSING: Final = (ClusterError, EngineError, StoreError)
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedRun:
     """A run that this command has followed on another machine, and now has the lease of: `why` says since when.
 
     `facts` are of its nets as they were built here.
@@ -80,7 +80,7 @@ class Attempt:
     anew_in: Path | None = None
     epoch: int | None = None
     lease: KeptLease | None = None
-    followed: Followed | None = None
+    followed: FollowedRun | None = None
     tried: tuple[SolverSpec, CaffeFacts] | None = None
     stores: RunStores = field(default_factory=RunStores)
     made: PreparedRun | None = None
@@ -168,7 +168,7 @@ def in_attempts(
     config: RunConfig,
     note: Note,
     once: Callable[[Attempt], RunResult],
-    followed: Followed | None = None,
+    followed: FollowedRun | None = None,
 ) -> RunResult:
     """The result of a run, which is continued up to `master_restarts` times in a row.
 

@@ -32,7 +32,7 @@ REBUILD_S: Final = 120.0  # for the turn under way to end, and again for an engi
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndOfWorker:
     """A worker whose process its host must end; with `for_good` it is not restarted."""
 
     worker: int
@@ -54,7 +54,7 @@ class Orders:
 
     count: int
     round: int
-    end: tuple[End, ...]
+    end: tuple[EndOfWorker, ...]
     moved: tuple[Assignment, ...]
     leave_s: float | None = None
 
@@ -273,9 +273,9 @@ class HostManager:
         wanted = self._wanted_by_user
         self._board.wanted = sum(host.count for host in hosts) if wanted is None else wanted
 
-    def _end(self, worker: int, incarnation: int) -> End:
+    def _end(self, worker: int, incarnation: int) -> EndOfWorker:
         gone = self._cluster.gone(worker, incarnation) or Gone("the master does not know it")
-        return End(worker, incarnation, gone.cause, gone.for_good)
+        return EndOfWorker(worker, incarnation, gone.cause, gone.for_good)
 
     def _reshard_if_due(self, now: float) -> None:
         board, roster = self._board, self._roster

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from speedo.actors.attempts import (
     ANSWER_S,
     Attempt,
-    Followed,
+    FollowedRun,
     in_attempts,
     parting,
     told_of,
@@ -118,7 +118,7 @@ def serve_master(
     watch: Watch,
     token_file: Path | None,
     token: str = "",
-    followed: Followed | None = None,
+    followed: FollowedRun | None = None,
 ) -> RunResult:
     """Wait for workers on other nodes, train with them, and release them. Raises `SpeedoError`.
 

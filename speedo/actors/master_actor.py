@@ -22,7 +22,7 @@ from speedo.actors.script_questions import ScriptQuestions
 from speedo.actors.served_master import ServedMaster
 from speedo.actors.store_calls import StoreCalls
 from speedo.actors.tester_actor import TesterActor
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_process import started
 from speedo.engines.evaluation import PartOfTest
 from speedo.engines.solver.holding import Holding
@@ -76,7 +76,7 @@ class MasterActor(ServedMaster):
         """`scratch` takes the small files of engine and tester; its owner removes it. `takes_hosts`: workers may join
         from other machines. One that `takes_over` goes on from where the former master was, with its workers."""
         from speedo.engines.native_failures import capture_stderr
-        from speedo.storage.redis.users import Access, NoUsers
+        from speedo.storage.redis.users import NoUsers, StoreUsers
 
         capture_stderr(run_dir / LOGS / "master.log")
         self._config, self._records = config, records
@@ -93,9 +93,9 @@ class MasterActor(ServedMaster):
             config.testers,
         )
         self._store_calls = StoreCalls()
-        self._access: Access | NoUsers = NoUsers()
+        self._access: StoreUsers | NoUsers = NoUsers()
         if settings.redis_url:
-            self._access = Access(
+            self._access = StoreUsers(
                 settings.redis_url,
                 settings.keyspace,
                 ca_pem=settings.redis_ca,
@@ -274,7 +274,7 @@ class MasterActor(ServedMaster):
             self._release(*who)
             raise
 
-    def join(self, place: Assignment, handle: Any, ready: Ready) -> None:
+    def join(self, place: Assignment, handle: Any, ready: WorkerReady) -> None:
         """Admit a worker, or let it wait for a script's model; raises `ClusterError` if its net is another."""
         try:
             if self._training is None:
@@ -290,7 +290,9 @@ class MasterActor(ServedMaster):
             self._release(place.worker, place.incarnation)
             raise
 
-    def _taken_up(self, ready: Ready, training: Training) -> tuple[Ready, Trained | None]:
+    def _taken_up(
+        self, ready: WorkerReady, training: Training
+    ) -> tuple[WorkerReady, Trained | None]:
         """The same without a result of a former master that is in the center, or can never be; the latter apart."""
         handed, former = ready.handed, self._former
         if handed is None or former is None:
@@ -303,13 +305,13 @@ class MasterActor(ServedMaster):
         training.center.handed[handed.ticket] = handed.ticket // TICKETS_OF_AN_EPOCH
         return ready, None
 
-    def _join_after_model(self, place: Assignment, handle: Any, ready: Ready) -> None:
+    def _join_after_model(self, place: Assignment, handle: Any, ready: WorkerReady) -> None:
         try:
             self.join(place, handle, ready)
         except ClusterError as error:  # its host has its answer already
             self.lost(place, str(error))
 
-    def _check(self, worker: int, ready: Ready, layout: Layout) -> None:
+    def _check(self, worker: int, ready: WorkerReady, layout: Layout) -> None:
         if ready.model is not None:
             self._start.check(worker, ready.model, layout, gradients=bool(ready.meets))
         elif ready.layout != layout.digest:

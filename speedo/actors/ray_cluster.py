@@ -16,7 +16,7 @@ import ray
 
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.tester_actor import VersionTests
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.evaluation import PartOfTest
 from speedo.exchange.channel import CONNECT_S, Channels, EventQueue, first_line, refusal
 from speedo.master.fetch_pacing import Pace
@@ -89,7 +89,7 @@ class RayCluster:
 
     # ------------------------------------------------------------ from anywhere
 
-    def join(self, worker: int, incarnation: int, handle: Any, ready: Ready) -> None:
+    def join(self, worker: int, incarnation: int, handle: Any, ready: WorkerReady) -> None:
         """A worker that is ready, near to the master or not; one that was let go meanwhile stays out."""
         channels = self._channels if ready.near else None
         if channels is not None or ready.model is not None:  # a script's end is that of this call

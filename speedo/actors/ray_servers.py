@@ -20,7 +20,7 @@ from speedo.master.server_requests import Answer, Request
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
-from speedo.storage.redis.users import Access
+from speedo.storage.redis.users import StoreUsers
 from speedo.watch.status import ServerStatus
 
 # A server waits for its store for as long as the run allows, and then says so.
@@ -41,7 +41,7 @@ class _Server:
     handle: Any = None
     calls: ServerCalls | None = None
     address: ServerAddress | None = None
-    access: Access | None = None
+    access: StoreUsers | None = None
     store: Any = None
     state: str = "starting"
 
@@ -167,7 +167,7 @@ class RayServers:
 
     def join(self, index: int, address: ServerAddress, handle: Any) -> None:
         """A server has started. Raises `StoreError` if its store cannot be used."""
-        access = Access(
+        access = StoreUsers(
             address.url,
             self._settings.keyspace,
             ca_pem=address.ca,
@@ -224,7 +224,7 @@ class RayServers:
         for access in filter(None, accesses):
             access.close()
 
-    def _admitted(self, admit: Callable[[Access], str]) -> tuple[ServerAddress, ...]:
+    def _admitted(self, admit: Callable[[StoreUsers], str]) -> tuple[ServerAddress, ...]:
         with self._changed:
             known = [(one.address, one.access) for one in self._servers]
         if not self.all_there():

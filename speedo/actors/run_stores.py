@@ -24,7 +24,7 @@ from speedo.storage.redis.errors import clients_of
 from speedo.storage.redis.server import MAX_CLIENTS, PROGRAM, PrivateRedis
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_with_password
-from speedo.storage.redis.users import Access
+from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import Patience, noting
 from speedo.storage.shared_memory.folder import SharedMemory, room_for
 from speedo.watch.console import Watch
@@ -152,7 +152,7 @@ def _redis(
         opened = OpenRedis(url_with_password(config.redis))
     for warning in patience.call(lambda: _checked(opened, config)):
         watch.note(f"warning: {warning}")
-    access = Access(opened.url, prepared.run, ca_pem=opened.ca_pem, patience_s=config.timeout)
+    access = StoreUsers(opened.url, prepared.run, ca_pem=opened.ca_pem, patience_s=config.timeout)
     problem = access.problem()
     access.close()
     if problem is not None:

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from speedo.actors.ray_node.session import users_environment
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
 from speedo.exchange.channel import first_line
@@ -88,7 +88,7 @@ class ScriptActor:
         data_root: Path | None,
         master: Any = None,
         share: CoreShare = UNBOUND,
-    ) -> Ready:
+    ) -> WorkerReady:
         """Start the script, and wait until it joins, however long it loads. Raises `EngineError` if it does not."""
         assert isinstance(settings.spec, ScriptJob)
         capture_stderr(log)
@@ -123,7 +123,7 @@ class ScriptActor:
             self._relay = ChannelRelay(self._private_folder(), self._answered)
         runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
         layout = Layout(hello.blobs)
-        return Ready(
+        return WorkerReady(
             runs_at,
             hello.batch,
             layout.digest,

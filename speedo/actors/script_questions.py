@@ -11,14 +11,14 @@ from speedo.master.script_tests import NONE, ScriptTests
 from speedo.master.slots import Assignment
 from speedo.messages import Tested
 from speedo.run.script_link import (
+    AtTest,
     Failed,
-    Meet,
+    MeetScripts,
     Met,
     Missing,
     Question,
     TestLease,
     TestPart,
-    TestPoint,
     TestTurn,
     ToScript,
 )
@@ -45,10 +45,10 @@ class ScriptQuestions:
                 case NotDealt(number):
                     self._leases.not_dealt(*who, number)
                     return NoLease.WAIT
-                case TestPoint(number, records, pauses=False):
+                case AtTest(number, records, pauses=False):
                     begins = self._tests.claim(*who, number, records)
                     return TestTurn(begins is not None, begins=bool(begins))
-                case TestPoint():
+                case AtTest():
                     version = self._tests.version(*who)
                     return TestTurn(version != NONE, version=version)
                 case TestLease():
@@ -56,9 +56,9 @@ class ScriptQuestions:
                 case TestPart():
                     found = self._tests.part(*who, question.metrics, question.records)
                     return found if isinstance(found, Tested) else TestTurn(found)
-                case Meet(after, call=""):
+                case MeetScripts(after, call=""):
                     return Met(others_wait=self._meeting.look(after))
-                case Meet(after, there, call):
+                case MeetScripts(after, there, call):
                     late = self._meeting.is_late(*who)
                     return Met(self._meeting.meet(*who, there, call, after), late=late)
                 case Missing(members):

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.actors.attempts import Followed
+from speedo.actors.attempts import FollowedRun
 from speedo.actors.join.find_master import wait_for_master
 from speedo.actors.join.host_node import NotAMasterError, host_node
 from speedo.actors.launch import serve_master
@@ -88,7 +88,7 @@ def serve_standby(
     with stop_signals() as stopped:
         taken = standby.follow(stopped)
     if taken is not None:
-        followed = Followed(prepared, facts, taken.lease, taken.why)
+        followed = FollowedRun(prepared, facts, taken.lease, taken.why)
         return serve_master(config, watch, token_file, token, followed)
     if stopped:
         watch.note(f"{stopped[0]}: leaves; the run goes on without this standby")

@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways.
 
     `meets` is the same for workers that can meet as a team; empty if this one cannot. `lost` is what it could not
@@ -93,7 +93,7 @@ class WorkerActor:
         data_root: Path | None,
         master: Any = None,
         share: CoreShare = UNBOUND,
-    ) -> Ready:
+    ) -> WorkerReady:
         """Build the solver, with its small files in the folder `scratch`, and connect to the store.
 
         `master` is notified when the store is waited for.
@@ -121,10 +121,10 @@ class WorkerActor:
         """Do it in the thread that the solver belongs to."""
         return do(argument) if self._pipeline is None else self._pipeline.by_engine(do, argument)
 
-    def _start(self, place: Assignment) -> Ready:
+    def _start(self, place: Assignment) -> WorkerReady:
         return self._ready(self._begin(place))
 
-    def _ready(self, engine: Engine) -> Ready:
+    def _ready(self, engine: Engine) -> WorkerReady:
         from speedo.run.open_store import is_near, this_machine
 
         near = is_near(self._settings.near)
@@ -139,9 +139,9 @@ class WorkerActor:
         )
         meets = "" if self._team is None else f"{this_machine()}:{self._scratch.parent}"
         layout = engine.layout.digest
-        return Ready(at, engine.samples_per_step, layout, near, overlaps, meets, self._lost)
+        return WorkerReady(at, engine.samples_per_step, layout, near, overlaps, meets, self._lost)
 
-    def rebuild(self, place: Assignment) -> Ready:
+    def rebuild(self, place: Assignment) -> WorkerReady:
         """Take another place with the engine rebuilt, all but its history."""
         if self._pipeline is not None:
             self._pipeline.drain()
@@ -149,7 +149,7 @@ class WorkerActor:
             self._team.close()
         return self._by_engine(self._rebuild, place)
 
-    def _rebuild(self, place: Assignment) -> Ready:
+    def _rebuild(self, place: Assignment) -> WorkerReady:
         history, state = self._worker.engine.history(), self._worker.solver_state
         self._worker.engine.close()  # before the next is built: memory may not hold both
         self._worker.close()
@@ -158,7 +158,7 @@ class WorkerActor:
         self._worker.solver_state = state
         return self._ready(engine)
 
-    def follow(self, settings: RunSettings, place: Assignment, master: Any) -> Ready:
+    def follow(self, settings: RunSettings, place: Assignment, master: Any) -> WorkerReady:
         """Train on for another master, once the turn under way has ended; it is told what came of that turn."""
         if self._pipeline is not None:
             self._pipeline.drain()
@@ -172,7 +172,7 @@ class WorkerActor:
             return ready
         return replace(ready, handed=last[1], begun=last[0].version)
 
-    def _follow(self, place: Assignment) -> Ready:
+    def _follow(self, place: Assignment) -> WorkerReady:
         former, was = self._worker, self._place
         former.close()
         self._connect(place.with_shard(was.shard, was.skip), former.engine)

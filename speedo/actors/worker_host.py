@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from speedo.actors.host_manager import Orders
 from speedo.actors.ray_errors import is_gone, raised_by, why
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_process import WorkerProcess
 from speedo.engines.solver.holding import Holding, holding_of
 from speedo.errors import ClusterError, SpeedoError
@@ -354,7 +354,7 @@ class WorkerHost:
             if not is_gone(error):
                 self._died(process, why(error), now)
 
-    def _join(self, process: WorkerProcess, ready: Ready) -> None:
+    def _join(self, process: WorkerProcess, ready: WorkerReady) -> None:
         join = self._master.join.remote(process.place, process.actor, ready)
         ray.get(join, timeout=ANSWER_S)
 

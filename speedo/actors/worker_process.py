@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
-from speedo.actors.worker_actor import Ready, WorkerActor, scratch_of
+from speedo.actors.worker_actor import WorkerActor, WorkerReady, scratch_of
 from speedo.engines import layer_notes
 from speedo.engines.native_failures import STACK_SIGNAL
 from speedo.errors import EngineError, SpeedoError
@@ -99,16 +99,18 @@ class WorkerProcess:
         self.place, self.former, self.since = place, place.worker, now
         self.starting, self.follows = self.actor.follow.remote(settings, place, master), True
 
-    def wait(self, now: float) -> Ready:
+    def wait(self, now: float) -> WorkerReady:
         """Wait until it is ready. Raises `SpeedoError` with what kept it from starting."""
         assert self.place is not None
         who = f"worker {self.place.worker}"
-        ready: Ready = started(self.starting, self.log, who, self._log_begin, self._limit_s, _SLOW)
+        ready: WorkerReady = started(
+            self.starting, self.log, who, self._log_begin, self._limit_s, _SLOW
+        )
         self.starting, self.since, self.follows = None, now, False
         self._process = _process(ready.runs_at.process)
         return ready
 
-    def answer(self, now: float) -> Ready | None:
+    def answer(self, now: float) -> WorkerReady | None:
         """As `wait`, but None while it is not ready yet."""
         if ray.wait([self.starting], timeout=0)[0]:
             return self.wait(now)

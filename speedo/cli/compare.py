@@ -132,7 +132,13 @@ def compare(
     """
     from speedo.study.comparison import script_runs
     from speedo.study.comparison.compare import prepared, solver_named
-    from speedo.study.comparison.wish import ScriptWish, Wish, declared_by, parse_modes, parse_sweep
+    from speedo.study.comparison.wish import (
+        ComparisonWish,
+        ScriptWish,
+        declared_by,
+        parse_modes,
+        parse_sweep,
+    )
     from speedo.watch.report.tables import as_text
 
     for name, number in (("epochs", epochs), ("longer", longer)):
@@ -166,7 +172,7 @@ def compare(
     }
     if "data_root" in given:
         given["data_root"] = str(Path(given["data_root"]).absolute())
-    wish = Wish(
+    wish = ComparisonWish(
         chosen,
         parse_workers(workers),
         epochs,

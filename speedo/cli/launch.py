@@ -128,7 +128,7 @@ def launch(
     from speedo.launch.commands import LaunchPlan
     from speedo.launch.commands import dry_run as told
     from speedo.launch.launcher import Launcher
-    from speedo.launch.picture import Picture
+    from speedo.launch.picture import HostsPicture
     from speedo.watch.console import ErrorConsole
 
     access = {name: options.pop(name) for name in _ACCESS}
@@ -175,7 +175,7 @@ def launch(
         for line in told(plan):
             say(line)
         return
-    status = Launcher(plan, Picture(ErrorConsole()), say).run()
+    status = Launcher(plan, HostsPicture(ErrorConsole()), say).run()
     if status:
         sys.exit(status)
 

@@ -26,7 +26,7 @@ from speedo.system.workplace import check_names, check_workplace
 
 if TYPE_CHECKING:
     from speedo.study.planning.calibration import Calibration
-    from speedo.study.planning.predict import Wish
+    from speedo.study.planning.predict import PlanWish
     from speedo.study.planning.site import Factors, Team
 
 ANY_PHASE: Final = ({"mode": "sync", "iterations": 1},)
@@ -186,7 +186,7 @@ def plan(
     and the accuracy of a mode are not predicted.
     """
     from speedo.cli.units import parse_link, parse_servers, parse_steps, parse_time, parse_workers
-    from speedo.study.planning.predict import Wish, predict_all, shares_of
+    from speedo.study.planning.predict import PlanWish, predict_all, shares_of
     from speedo.study.planning.report import as_json as to_json
     from speedo.study.planning.report import as_text
     from speedo.study.planning.site import Site
@@ -198,7 +198,9 @@ def plan(
     kept, work = parse_servers(servers), _steps(threads, step_time)
     how = {"compress": compress or "none", "compress_center": compress_center or "none"}
     look_here()
-    wish = Wish(modes or _modes_that_take(how["compress"], rule), steps, counts, split_batch, seed)
+    wish = PlanWish(
+        modes or _modes_that_take(how["compress"], rule), steps, counts, split_batch, seed
+    )
     for mode in modes:
         phases = ANY_PHASE if mode == "hybrid" else None
         make_config({"mode": mode, "rule": rule, "phases": phases, **how})
@@ -308,7 +310,7 @@ def _known(source: Path, cores: int) -> Calibration:
 def _measured(
     solver: Path | None,
     run: Path | None,
-    wish: Wish,
+    wish: PlanWish,
     how: dict[str, str],
     seconds: float,
     work: _Steps,

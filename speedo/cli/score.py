@@ -25,7 +25,7 @@ from speedo.watch.console import StatusLine
 if TYPE_CHECKING:
     from speedo.engines.solver import SolverSpec
     from speedo.study.scoring.int8 import Ranges
-    from speedo.study.scoring.models import Model
+    from speedo.study.scoring.models import ScoredModel
 
 MOST_WORKERS: Final = 1024
 MOST_BATCHES: Final = 100_000
@@ -112,7 +112,7 @@ def score(
     """
     from speedo.run.engine_choice import choice_of
     from speedo.run.remote_inputs import fetch_weights
-    from speedo.study.scoring.int8 import USUAL_BATCHES, Calibration, score_in_int8
+    from speedo.study.scoring.int8 import USUAL_BATCHES, CalibrationRecords, score_in_int8
     from speedo.study.scoring.models import models_of, options_of
     from speedo.study.scoring.report import as_fields, as_lines, as_table, int8_fields, int8_lines
     from speedo.study.scoring.score import score_models
@@ -151,7 +151,7 @@ def score(
         used = min(workers, max(spec.test_iter))
         quantised = None
         if training is not None:
-            calibration = Calibration(
+            calibration = CalibrationRecords(
                 training, int8_batches or USUAL_BATCHES, int8_ranges or "percentile"
             )
             quantised = score_in_int8(
@@ -243,7 +243,7 @@ class _Progress(StatusLine):
     def note(self, text: str) -> None:
         super().note(f"speedo: {text}")
 
-    def begin(self, model: Model, batches: int) -> None:
+    def begin(self, model: ScoredModel, batches: int) -> None:
         self._model, self._done, self._all = model.path.name, 0, batches
 
     def passed(self) -> None:

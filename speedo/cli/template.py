@@ -15,7 +15,7 @@ from speedo.cli.launch import check_options
 from speedo.cli.page import output_option
 from speedo.cli.say import put
 from speedo.launch.job_files import templates
-from speedo.launch.job_files.templates import Training
+from speedo.launch.job_files.templates import TrainingJob
 from speedo.run.config.run_config import LARGEST_WORKERS
 
 Make = Callable[..., Any]
@@ -72,7 +72,7 @@ def _common(what: str) -> Callable[[Make], Make]:
         @wraps(make)
         def command(output: Path | None, options: tuple[str, ...], **values: Any) -> None:
             common = {
-                one.name: values.pop(one.name) for one in fields(Training) if one.name in values
+                one.name: values.pop(one.name) for one in fields(TrainingJob) if one.name in values
             }
             put(make(_training(options, **common), **values), output)
 
@@ -83,14 +83,14 @@ def _common(what: str) -> Callable[[Make], Make]:
     return add
 
 
-def _training(options: tuple[str, ...], **values: Any) -> Training:
+def _training(options: tuple[str, ...], **values: Any) -> TrainingJob:
     """Raises click's own error, or `ConfigError`, for options that `speedo master` would refuse."""
     root = click.get_current_context().find_root()
     assert isinstance(root.command, click.Group)
     context = root.command.commands["master"].make_context("master", list(options), parent=root)
     given = {name: value for name, value in context.params.items() if name != "token_file"}
     check_options(given, values["nodes"] * values["workers"])
-    return Training(options=tuple(options), **values)
+    return TrainingJob(options=tuple(options), **values)
 
 
 _image = partial(
@@ -119,7 +119,7 @@ _data_claim = partial(
     help="Last folder searched for relative data paths, on every node.",
 )
 @_common("node")
-def slurm(training: Training, **values: str) -> str:
+def slurm(training: TrainingJob, **values: str) -> str:
     """Print a script for sbatch. Every node needs SpeeDO, or apptainer, or the plugin pyxis."""
     return templates.slurm(training, **values)
 
@@ -129,7 +129,7 @@ def slurm(training: Training, **values: str) -> str:
 @_data_claim()
 @click.option("--storage", default="1Gi", show_default=True, help="Size of the volume for runs.")
 @_common("pod")
-def kubernetes(training: Training, **values: str) -> str:
+def kubernetes(training: TrainingJob, **values: str) -> str:
     """Print a Job for the master and an indexed Job for its workers, with service, volume and network policy."""
     return templates.kubernetes(training, **values)
 
@@ -145,7 +145,7 @@ def kubernetes(training: Training, **values: str) -> str:
     help="Volume claim for run directories.",
 )
 @_common("pod")
-def kuberay(training: Training, **values: str) -> str:
+def kuberay(training: TrainingJob, **values: str) -> str:
     """Print a RayJob: KubeRay makes the cluster, trains with `speedo train --ray auto`, and removes it."""
     return templates.kuberay(training, ray_version=version("ray"), **values)
 
@@ -162,6 +162,6 @@ def kuberay(training: Training, **values: str) -> str:
 )
 @click.option("--data-root", default="", metavar="DIR", help="Folder of the data.")
 @_common("machine")
-def systemd(training: Training, **values: str) -> str:
+def systemd(training: TrainingJob, **values: str) -> str:
     """Print a unit for a master, or for a worker or server that joins each of its runs."""
     return templates.systemd(training, **values)

@@ -32,7 +32,7 @@ from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
-from speedo.data.picture import Form, Picture, decode
+from speedo.data.picture import Form, StoredImage, decode
 from speedo.data.wire import Datum
 from speedo.errors import DataError
 from speedo.system.bounds import said, whole_number
@@ -192,14 +192,14 @@ class _Conversion:
                         yield self._record(index, line, picture)
                         index += 1
 
-    def _decode(self, line: ImageLine) -> Picture | str:
+    def _decode(self, line: ImageLine) -> StoredImage | str:
         """The picture, or what is wrong with it; threads report, the caller decides."""
         try:
             return decode(self._root / line.name, self._form)
         except DataError as error:
             return str(error)
 
-    def _fits(self, line: ImageLine, picture: Picture) -> bool:
+    def _fits(self, line: ImageLine, picture: StoredImage) -> bool:
         shape = picture.shape
         if self.shape is None:
             self.shape = shape
@@ -215,7 +215,7 @@ class _Conversion:
         )
         return False
 
-    def _record(self, index: int, line: ImageLine, picture: Picture) -> Record:
+    def _record(self, index: int, line: ImageLine, picture: StoredImage) -> Record:
         if picture.cut:
             self.cut.append(line.number)
         # Without one shape there is no mean: the pixels of encoded images are then not needed.

@@ -40,7 +40,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class StoredImage:
     """Pixels, uint8 of shape (channels, height, width), blue first; `file` is empty unless encoded.
 
     `cut` says that the file is a JPEG without its end: what is missing is gray.
@@ -57,7 +57,7 @@ class Picture:
         return channels, height, width
 
 
-def decode(path: Path, form: Form) -> Picture:
+def decode(path: Path, form: Form) -> StoredImage:
     """Read and convert one image, with the pixels of an ImageData layer that has this form.
 
     An encoded file is kept as it is if a net reads these pixels from it with and without `force_color`. Raises
@@ -70,9 +70,9 @@ def decode(path: Path, form: Form) -> Picture:
         raise DataError(f"{path} {error}") from error
     pixels = np.ascontiguousarray(made.pixels)
     if not form.encoded:
-        return Picture(pixels, cut=made.cut)
+        return StoredImage(pixels, cut=made.cut)
     kept = made.plain and made.kind in _KEPT_FORMATS
-    return Picture(pixels, content if kept else _encode(pixels, made.kind), made.cut)
+    return StoredImage(pixels, content if kept else _encode(pixels, made.kind), made.cut)
 
 
 def _encode(pixels: npt.NDArray[np.uint8], kind: str) -> bytes:

@@ -26,7 +26,7 @@ Order = Literal["interleaved", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitRecords:
     """The parts of a database: `counts` gives the records of each folder."""
 
     folder: Path
@@ -44,7 +44,7 @@ def split(
     name: str | None = None,
     force: bool = False,
     progress: Progress = silent,
-) -> Split:
+) -> SplitRecords:
     """Write `folder/part-K/NAME` for each K below `parts`; every record of `database` is in exactly one of them.
 
     `name` is the path of the database in each part, by default its own name. Raises `DataError`: there are fewer
@@ -88,7 +88,7 @@ def split(
         return {name: one.records for name, one in made.items()}
 
     counts = replace_folder(folder, SPLIT, build, force=force)
-    return Split(folder, counts)
+    return SplitRecords(folder, counts)
 
 
 def part_name(part: int) -> str:

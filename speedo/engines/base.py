@@ -19,14 +19,14 @@ from speedo.exchange.vector import Blob, Layout, Vector
 Done = Callable[[int, int], None]
 
 
-class Schedule(Protocol):
+class RateSchedule(Protocol):
     """The learning rate as a function of the global iteration."""
 
     def rate(self, iteration: int) -> float:
         """The rate of this iteration."""
         ...
 
-    def from_base(self, lr: float) -> Schedule:
+    def from_base(self, lr: float) -> RateSchedule:
         """The same policy from another base rate."""
         ...
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from google.protobuf import text_format
 
-from speedo.engines.base import ModelEngine, Schedule
+from speedo.engines.base import ModelEngine, RateSchedule
 from speedo.engines.box_labels import ROW, TOP, boxes_of
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.schema import caffe_schema
@@ -43,7 +43,7 @@ def try_division(
     choice: EngineChoice,
     solver_text: str,
     batch: Mapping[str, Vector],
-    schedule: Schedule,
+    schedule: RateSchedule,
     scratch: Path,
     *,
     folder: Path | None = None,

@@ -15,7 +15,7 @@ from speedo.system.bounds import EngineName
 from speedo.system.remedies import install_extra, install_pycaffe
 
 if TYPE_CHECKING:  # every command imports this file; a mistake in its options is reported at once
-    from speedo.engines.base import ModelEngine, Schedule
+    from speedo.engines.base import ModelEngine, RateSchedule
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -141,7 +141,7 @@ def make_engine(
     choice: EngineChoice,
     solver_text: str,
     *,
-    lr_policy: Schedule,
+    lr_policy: RateSchedule,
     rank: int = 0,
     count: int = 1,
     folder: Path | None = None,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
-from speedo.engines.base import Done, Schedule, nobody
+from speedo.engines.base import Done, RateSchedule, nobody
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.caffe_memory import step_memory
 from speedo.engines.evaluation import WHOLE, Part, PartOfTest, TestNets, combined
@@ -54,7 +54,7 @@ class PycaffeEngine:
         self,
         solver_text: str,
         *,
-        lr_policy: Schedule,
+        lr_policy: RateSchedule,
         rank: int = 0,
         count: int = 1,
         folder: Path | None = None,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from speedo.engines.base import Schedule
+from speedo.engines.base import RateSchedule
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.update_rules import RULES, SolverFields, float32
@@ -92,7 +92,7 @@ class SolverUpdate:
         fields: SolverFields,
         layout: Layout,
         blobs: Sequence[Multipliers],
-        schedule: Schedule,
+        schedule: RateSchedule,
         place: slice | None = None,
     ) -> None:
         start, stop, _ = (place or slice(None)).indices(layout.size)
@@ -204,7 +204,7 @@ class SolverUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SolverHistory:
     """The history of the whole vector: Caffe's vectors end to end. `updates` is how many the solver has made."""
 
     flat: Vector
@@ -218,7 +218,7 @@ class Recipe:
     fields: SolverFields
     layout: Layout
     blobs: tuple[Multipliers, ...]
-    schedule: Schedule
+    schedule: RateSchedule
 
     @property
     def vectors(self) -> int:
@@ -229,17 +229,17 @@ class Recipe:
         """The update of one range, with a history of zeros."""
         return SolverUpdate(self.fields, self.layout, self.blobs, self.schedule, place)
 
-    def no_history(self) -> History:
+    def no_history(self) -> SolverHistory:
         """The history before the first update."""
-        return History(np.zeros(self.vectors * self.layout.size, np.float32), 0)
+        return SolverHistory(np.zeros(self.vectors * self.layout.size, np.float32), 0)
 
-    def read_history(self, state: bytes) -> History:
+    def read_history(self, state: bytes) -> SolverHistory:
         """The history in what `Engine.history` or `write_history` gave; `EngineError` if it is not of this solver."""
         content = solverstate_in(self.fields.type, self.layout, state)
         vectors, updates = read_solverstate(self.layout, self.vectors, content)
-        return History(np.concatenate(vectors), updates)
+        return SolverHistory(np.concatenate(vectors), updates)
 
-    def write_history(self, history: History) -> bytes:
+    def write_history(self, history: SolverHistory) -> bytes:
         """The history as `Engine.history` would give it."""
         vectors = list(history.flat.reshape(self.vectors, self.layout.size))
         content = write_solverstate(self.layout, vectors, history.updates)

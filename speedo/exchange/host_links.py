@@ -82,7 +82,7 @@ class _Place:
 
 
 @dataclass(slots=True)
-class End:
+class LinkEnd:
     """One end of a connection; `key` is that of its checksums, for both ends. Bytes go over it one way only."""
 
     socket: socket.socket
@@ -119,8 +119,8 @@ class HostLinks:
         self._patience_s, self._gone = patience_s, gone
         self.prior, self.next = (own - 1) % len(leaders), (own + 1) % len(leaders)
         self._found: dict[int, _Place] = {}
-        self._ends: dict[int, End] = {}  # whence, whither
-        self._came: SimpleQueue[tuple[int, End | str]] = SimpleQueue()
+        self._ends: dict[int, LinkEnd] = {}  # whence, whither
+        self._came: SimpleQueue[tuple[int, LinkEnd | str]] = SimpleQueue()
         self._awaited: deque[socket.socket] = deque()
         self._obstacle = "it does not answer"
         self._is_closed = False
@@ -128,7 +128,7 @@ class HostLinks:
         self._listener: socket.socket | None = None
         self._place = _Place(at.address, 0, secrets.token_bytes(NONCE), "")
 
-    def connect(self) -> tuple[End, End]:
+    def connect(self) -> tuple[LinkEnd, LinkEnd]:
         """The end from the leader before, and that to the one after. Raises `TeamBrokenError`, `ConfigError`."""
         listener = self._listen()
         began = asked = time.monotonic()
@@ -251,7 +251,7 @@ class HostLinks:
             time.sleep(AGAIN_S)
         self._came.put((1, self._obstacle))
 
-    def _proven(self, there: _Place) -> End:
+    def _proven(self, there: _Place) -> LinkEnd:
         other = socket.create_connection((there.address, there.port), PROOF_S)
         deadline = time.monotonic() + PROOF_S
         try:
@@ -369,8 +369,8 @@ def _proof(key: bytes, what: bytes, first: bytes, second: bytes) -> bytes:
     return hmac.digest(key, what + first + second, "sha256")
 
 
-def _end(one: socket.socket, key: bytes, first: bytes, second: bytes) -> End:
-    return End(one, int.from_bytes(_proof(key, CHECKS, first, second)[:8], "little"))
+def _end(one: socket.socket, key: bytes, first: bytes, second: bytes) -> LinkEnd:
+    return LinkEnd(one, int.from_bytes(_proof(key, CHECKS, first, second)[:8], "little"))
 
 
 def _shut(one: socket.socket) -> None:

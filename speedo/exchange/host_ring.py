@@ -8,8 +8,8 @@ hosts have the same bits, and each link carries 2 (n - 1) / n of the vector. Pie
 goes on once it has come and is ready here, in that order. So a link has something to carry to the end; with those
 before that are already on their way the last ones would have the ring for themselves.
 
-Each message has a checksum of its header and body (`speedo.exchange.host_links.End`). What came is used, or added to,
-only if that is right; otherwise the call ends on all hosts.
+Each message has a checksum of its header and body (`speedo.exchange.host_links.LinkEnd`). What came is used, or added
+to, only if that is right; otherwise the call ends on all hosts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import numpy as np
 
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.exchange.collective import SAME_CALLS, Array
-from speedo.exchange.host_links import End, HostLinks
+from speedo.exchange.host_links import HostLinks, LinkEnd
 from speedo.system.failpoints import reached
 
 PIECE: Final = 1 << 19  # bytes at most; with half as much the processor has more to do
@@ -155,8 +155,8 @@ class HostRing:
     def __init__(
         self,
         links: HostLinks,
-        prior: End,
-        after: End,
+        prior: LinkEnd,
+        after: LinkEnd,
         leaders: Sequence[int],
         patience_s: float,
     ) -> None:

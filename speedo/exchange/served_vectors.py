@@ -22,7 +22,7 @@ from speedo.exchange.codecs import NO_COMPRESSION, Compression, make_codec
 from speedo.exchange.host_centers import HostCenters, HostRange
 from speedo.exchange.ranges import Range, ranges_of
 from speedo.exchange.transfer import (
-    Seen,
+    SeenVector,
     fetch_range_history,
     fetch_state,
     fetch_vector,
@@ -99,7 +99,7 @@ class Exchange:
         """Whether payloads arrive as they are."""
         return self._lanes[0].payload_codec.is_exact
 
-    def look_at_center(self, version: int) -> Seen | None:
+    def look_at_center(self, version: int) -> SeenVector | None:
         """The center where it is in the store; None if it must be fetched. Raises what `fetch_center` raises."""
         if len(self._lanes) > 1:
             return None
@@ -252,7 +252,7 @@ class _Lane:
             with suppress(StoreError):  # then it is fetched, as without
                 self.host = HostRange(host, index, run, place, self._center_codec)
 
-    def look(self, version: int) -> Seen | None:
+    def look(self, version: int) -> SeenVector | None:
         key = self._center_key(self._run, version)
         seen = look_at_vector(self.store, key, self.range.layout, Kind.CENTER, self._center_codec)
         if seen is not None:

@@ -46,7 +46,7 @@ _STATE_MAGIC: Final = b"SPR1"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenVector:
     """A vector in the store's own memory: read-only, and valid until its blob is deleted.
 
     `check` raises `MissingKeyError` if it was deleted: what was computed from the vector is then invalid. `squares` is
@@ -117,7 +117,7 @@ def fetch_vector(
 
 def look_at_vector(
     store: Store, key: str, layout: Layout, kind: Kind, codec: Codec, into: Vector | None = None
-) -> Seen | None:
+) -> SeenVector | None:
     """As `fetch_vector`, but without a copy, or with one `into`; None if it must be read, or is encoded."""
     view = store.view(key, codec.body_bytes) if codec.is_exact or into is not None else None
     if view is None:
@@ -132,7 +132,7 @@ def look_at_vector(
             codec.decode(view.body, into)
             view.check()
     vector = np.frombuffer(view.body, np.float32) if into is None else into
-    return Seen(header, vector, SQUARES.unpack(squares)[0] if squares else None, view.check)
+    return SeenVector(header, vector, SQUARES.unpack(squares)[0] if squares else None, view.check)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ FileHere = Annotated[str, BeforeValidator(_file_here)]
 Variable = Annotated[str, _is(_VARIABLE, "use the name of a variable, or NAME=VALUE")]
 
 
-class Access(BaseModel):
+class HostAccess(BaseModel):
     """How a host is reached, and what SpeeDO has there. What is None is ssh's or the login's default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -120,13 +120,13 @@ class Access(BaseModel):
     env: tuple[Variable, ...] = ()
 
 
-class Host(Access):
+class Host(HostAccess):
     """A host, with its own access where that is not the cluster's."""
 
     host: Name
 
 
-class WorkerHost(Host):
+class HostEntry(Host):
     """A host with workers; threads, bind, cores, device and data root are as for `speedo worker`."""
 
     workers: Annotated[int, _number(1, LARGEST_WORKERS)] = 1
@@ -145,14 +145,14 @@ class WorkerHost(Host):
         return self
 
 
-class ClusterFile(Access):
+class ClusterFile(HostAccess):
     """The whole file. `servers` are hosts, or a number or `auto` as for --servers. Without a master, the first host."""
 
     ssh_config: FileHere | None = None
     master: Annotated[Host, BeforeValidator(_entry)] | None = None
     servers: Annotated[str | tuple[Host, ...], BeforeValidator(_servers)] = ()
     workers: Annotated[
-        tuple[Annotated[WorkerHost, BeforeValidator(_entry)], ...], Field(min_length=1)
+        tuple[Annotated[HostEntry, BeforeValidator(_entry)], ...], Field(min_length=1)
     ]
 
     @property
@@ -179,22 +179,22 @@ class ClusterFile(Access):
         """Workers of all hosts."""
         return sum(one.workers for one in self.workers)
 
-    def trains(self, name: str) -> WorkerHost | None:
+    def trains(self, name: str) -> HostEntry | None:
         """The workers of this host."""
         return next((one for one in self.workers if one.host == name), None)
 
-    def access(self) -> dict[str, Access]:
+    def access(self) -> dict[str, HostAccess]:
         """Every host once, with what the cluster says for all of them filled in."""
         named = [self.master] if self.master is not None else []
         named += [] if isinstance(self.servers, str) else self.servers
-        ways: dict[str, Access] = {}
-        common = {key: value for key in Access.model_fields if (value := getattr(self, key))}
+        ways: dict[str, HostAccess] = {}
+        common = {key: value for key in HostAccess.model_fields if (value := getattr(self, key))}
         for one in (*named, *self.workers):
-            own = {key: value for key in Access.model_fields if (value := getattr(one, key))}
+            own = {key: value for key in HostAccess.model_fields if (value := getattr(one, key))}
             known = {} if one.host not in ways else ways[one.host].model_dump()
             merged = {**common, **{key: value for key, value in known.items() if value}, **own}
             merged["env"] = (*self.env, *one.env)
-            ways[one.host] = Access.model_construct(**merged)
+            ways[one.host] = HostAccess.model_construct(**merged)
         return {self.leader: ways[self.leader], **ways}
 
     def problems(self) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from speedo.launch.cluster import ClusterFile, WorkerHost, is_here
+from speedo.launch.cluster import ClusterFile, HostEntry, is_here
 from speedo.launch.ssh import host_command
 from speedo.run.config.run_config import DEFAULT_PORT
 from speedo.run_dir.directory import CONFIG, FAILURE, LOG, LOGS, METRICS, RESULT
@@ -107,7 +107,7 @@ def doctor_words(plan: LaunchPlan, name: str, address: str) -> list[str]:
     return [*words, *(["--data-root", data_root] if data_root else [])]
 
 
-def host_words(entry: WorkerHost | None, data_root: str | None = None) -> list[str]:
+def host_words(entry: HostEntry | None, data_root: str | None = None) -> list[str]:
     """The options of `speedo worker` and `speedo doctor` that the cluster gives for a host; none without workers."""
     if entry is None:
         return []
@@ -120,7 +120,7 @@ def host_words(entry: WorkerHost | None, data_root: str | None = None) -> list[s
     return words
 
 
-def core_words(entry: WorkerHost | None) -> list[str]:
+def core_words(entry: HostEntry | None) -> list[str]:
     """Those of `speedo worker` alone: the cores of each worker."""
     return [word for cores in (entry.cores if entry else ()) for word in ("--cores", cores)]
 

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import psutil
 
 from speedo.errors import MachineError
-from speedo.launch.cluster import Access, is_here
+from speedo.launch.cluster import HostAccess, is_here
 from speedo.launch.protocol import BEAT_S, MOST_LINE, EventError, order, read_event
 from speedo.launch.ssh import cause, host_command
 from speedo.system.foreign_text import clean_text
@@ -40,7 +40,7 @@ class Connection:
     def __init__(
         self,
         name: str,
-        access: Access,
+        access: HostAccess,
         ssh_config: str | None,
         tell: Callable[[str, Mapping[str, Any]], None],
         key: str | None = None,

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, ConfigError
-from speedo.launch.cluster import Access
+from speedo.launch.cluster import HostAccess
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.held_ray import HeldRay
 from speedo.launch.places import READY_S, Device, Needs, Report, checked_count
@@ -19,7 +19,7 @@ from speedo.run.remote_inputs import fetch_run
 from speedo.run.result import RunResult
 from speedo.system.bounds import said
 
-ACCESS = ("ssh_config", *Access.model_fields)
+ACCESS = ("ssh_config", *HostAccess.model_fields)
 AWAIT_S = 120.0
 
 

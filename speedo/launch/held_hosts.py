@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from speedo.actors.ray_node.ports import free_port, is_loopback, resolved
 from speedo.errors import ClusterError, ConfigError, MachineError
-from speedo.launch.cluster import ClusterFile, WorkerHost, is_here, variables
+from speedo.launch.cluster import ClusterFile, HostEntry, is_here, variables
 from speedo.launch.commands import DOCTOR, SERVER, WORKER, core_words, host_words
 from speedo.launch.host_files import HostFiles
-from speedo.launch.hosts import Hosts, Remote, greeting_problem
+from speedo.launch.hosts import Hosts, RemoteHost, greeting_problem
 from speedo.launch.places import READY_S, Failure, Needs, Report
 from speedo.launch.places import PlacedWorker as ReadyWorker
 from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, make_config
@@ -38,9 +38,9 @@ LOOPBACK: Final = "127.0.0.1"
 class _Group:
     """The workers that one call launched on one host, of which `entry` tells; without workers the host only serves."""
 
-    remote: Remote
+    remote: RemoteHost
     ids: tuple[int, ...]
-    entry: WorkerHost | None
+    entry: HostEntry | None
     device: str | None
 
     @property
@@ -69,7 +69,7 @@ class HeldHosts:
                 "`speedo launch`"
             )
         self._cluster = cluster or ClusterFile(
-            workers=(WorkerHost(host=HERE, workers=LARGEST_WORKERS),)
+            workers=(HostEntry(host=HERE, workers=LARGEST_WORKERS),)
         )
         self._host, self._port = host, port
         self._ways = self._cluster.access()
@@ -214,7 +214,7 @@ class HeldHosts:
 
     # ---------------------------------------------------------------- events
 
-    def _take(self, remote: Remote, values: Mapping[str, Any]) -> None:
+    def _take(self, remote: RemoteHost, values: Mapping[str, Any]) -> None:
         """A host that greets is examined, and is ready if nothing is wrong there."""
         if "hello" in values and not remote.failed:  # else it is there for its logs
             python = ".".join(map(str, sys.version_info[:2]))
@@ -272,7 +272,7 @@ class RunCommands(Quiet):
         return [f"logs of {host}: {why}" for host, why in missing.items()]
 
 
-def _problem(remote: Remote, timeout_s: float) -> str:
+def _problem(remote: RemoteHost, timeout_s: float) -> str:
     doing = "has not answered" if remote.hello is None else "is still being examined"
     late = f"it {doing} after {timeout_s:g} s; it may become ready later"
     return remote.failed.replace("\n", "; ") or late

@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 from speedo.actors.token import TOKEN_VARIABLE, new_token
-from speedo.launch.cluster import Access, is_here
+from speedo.launch.cluster import HostAccess, is_here
 from speedo.launch.commands import DOCTOR, SERVER, WORKER
 from speedo.launch.connection import Connection, signal_name
 from speedo.launch.host_files import HostFiles
@@ -62,7 +62,7 @@ class Command:
 
 
 @dataclass(slots=True)
-class Remote:
+class RemoteHost:
     """A host: its connection, its greeting, its commands. `closed` is why there is no connection any more.
 
     It is `ready` once its doctor has found nothing; `failed` is why it cannot take part, a line each.
@@ -137,7 +137,7 @@ def _own_addresses() -> set[str | None]:
     return {_address(one.address) for some in psutil.net_if_addrs().values() for one in some}
 
 
-def greeting_problem(remote: Remote, python: str | None) -> str:
+def greeting_problem(remote: RemoteHost, python: str | None) -> str:
     """Why a host cannot take part by its greeting; empty if it can. `python` is the version of the master's host."""
     if remote.closed is not None:
         return remote.closed
@@ -174,25 +174,25 @@ class Hosts:
     """
 
     def __init__(
-        self, told: Callable[[Remote, Mapping[str, Any]], None], ssh_config: str | None
+        self, told: Callable[[RemoteHost, Mapping[str, Any]], None], ssh_config: str | None
     ) -> None:
         self.token = new_token()
-        self.remotes: dict[str, Remote] = {}
+        self.remotes: dict[str, RemoteHost] = {}
         self.changed = threading.Condition()
         self._told, self._ssh_config = told, ssh_config
         self._broken: Exception | None = None
 
     def connect(
-        self, name: str, access: Access, environment: Mapping[str, str], key: str | None = None
-    ) -> Remote:
+        self, name: str, access: HostAccess, environment: Mapping[str, str], key: str | None = None
+    ) -> RemoteHost:
         """Begin to connect to a host. Its commands get `environment` and the token."""
         with self.changed:
             connection = Connection(name, access, self._ssh_config, self.take, key)
-            remote = self.remotes[connection.key] = Remote(connection, environment)
+            remote = self.remotes[connection.key] = RemoteHost(connection, environment)
         return remote
 
     def start(
-        self, remote: Remote, words: Sequence[str], text: str = "", collect: Sequence[str] = ()
+        self, remote: RemoteHost, words: Sequence[str], text: str = "", collect: Sequence[str] = ()
     ) -> None:
         """Start a command of speedo there, with `text` as its input. Its logs, and `collect`, are sent at its end."""
         connection, role = remote.connection, words[0]
@@ -230,7 +230,7 @@ class Hosts:
     # ---------------------------------------------------------------- the end
 
     def end_commands(
-        self, remotes: Iterable[Remote], patience_s: float, end_s: float
+        self, remotes: Iterable[RemoteHost], patience_s: float, end_s: float
     ) -> dict[str, str]:
         """Commands end by themselves, or are told to; their logs come. What is missing of them, by host.
 
@@ -257,7 +257,7 @@ class Hosts:
                     missing[remote.connection.name] = files.problem
         return missing
 
-    def _fetch(self, lost: list[Remote]) -> dict[str, str]:
+    def _fetch(self, lost: list[RemoteHost]) -> dict[str, str]:
         """Connect once more to hosts whose connection was lost, for the logs of what ran there."""
         again = [one for one in lost if not one.connection.rejected]
         for remote in again:
@@ -310,7 +310,7 @@ class Hosts:
             self.changed.notify_all()
 
 
-def _take(remote: Remote, values: Mapping[str, Any]) -> None:
+def _take(remote: RemoteHost, values: Mapping[str, Any]) -> None:
     if "hello" in values:
         if remote.hello is not None:
             raise EventError("it greeted twice")

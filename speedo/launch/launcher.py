@@ -24,8 +24,8 @@ from speedo.launch.commands import (
     roles,
 )
 from speedo.launch.host_files import HostFiles
-from speedo.launch.hosts import LOOK_S, Hosts, Remote, greeting_problem
-from speedo.launch.picture import PROGRESS, Picture
+from speedo.launch.hosts import LOOK_S, Hosts, RemoteHost, greeting_problem
+from speedo.launch.picture import PROGRESS, HostsPicture
 from speedo.run_dir.directory import HOSTS
 
 SILENT_S: Final = 40.0  # to start Python there
@@ -42,7 +42,9 @@ _SIGNALS: Final = {"Ctrl-C": "SIGINT", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 class Launcher:
     """Runs a plan; `said` gets the lines that the master prints to standard output."""
 
-    def __init__(self, plan: LaunchPlan, picture: Picture, said: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: LaunchPlan, picture: HostsPicture, said: Callable[[str], None]
+    ) -> None:
         self._plan, self._picture, self._said = plan, picture, said
         self._hosts = Hosts(self._tell, plan.cluster.ssh_config)
         self._remotes = self._hosts.remotes
@@ -93,7 +95,7 @@ class Launcher:
             self._said(line)
 
     @property
-    def _leader(self) -> Remote:
+    def _leader(self) -> RemoteHost:
         return self._remotes[self._plan.cluster.leader]
 
     # ---------------------------------------------------------------- before training
@@ -152,7 +154,7 @@ class Launcher:
         if found:
             raise MachineError(found)
 
-    def _wait_for_all(self, done: Callable[[Remote], bool], seconds: float) -> None:
+    def _wait_for_all(self, done: Callable[[RemoteHost], bool], seconds: float) -> None:
         """Wait until it holds of every host. If that takes long, those that have failed are named meanwhile."""
 
         def over() -> bool:
@@ -237,7 +239,7 @@ class Launcher:
 
     # ---------------------------------------------------------------- events
 
-    def _tell(self, remote: Remote, values: Mapping[str, Any]) -> None:
+    def _tell(self, remote: RemoteHost, values: Mapping[str, Any]) -> None:
         """Show what a host has sent, from the thread that hears it."""
         name = remote.connection.key
         if "hello" in values:
@@ -264,7 +266,7 @@ class Launcher:
         elif "joined the master" in text:
             self._picture.state(name, "joined", told=True)
 
-    def _tell_end(self, name: str, remote: Remote, role: str) -> None:
+    def _tell_end(self, name: str, remote: RemoteHost, role: str) -> None:
         command = remote.commands[role]
         if role == DOCTOR:
             self._picture.state(name, "cannot take part" if command.status else "examined")

@@ -15,7 +15,7 @@ from speedo.watch.console import put_line, shown
 PROGRESS: Final = re.compile(r"iteration (\d{1,18})/")
 
 
-class Picture:
+class HostsPicture:
     """Hosts with what runs there and their state; on a terminal the master's progress line stands above them."""
 
     def __init__(self, console: Console) -> None:

@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from speedo.errors import ConfigError
-from speedo.launch.cluster import ClusterFile, Host, WorkerHost
+from speedo.launch.cluster import ClusterFile, Host, HostEntry
 from speedo.run.config.formats import PlainLoader
 from speedo.run.config.topology import Topology, from_rank_file, from_yaml
 from speedo.system.bounds import said
@@ -37,7 +37,7 @@ _RANK: Final = re.compile(r"rank\s+[0-9]")
 _LINE: Final = re.compile(
     r"([^\s:=]+)(?::([0-9]{1,9})|\s+slots\s*=\s*([0-9]{1,9}))?(?:\s+max[-_]slots\s*=\s*[0-9]+)?"
 )
-_MODELS: Final = {"workers": WorkerHost, "servers": Host, "master": Host}
+_MODELS: Final = {"workers": HostEntry, "servers": Host, "master": Host}
 Where = Callable[[Sequence[Any]], str]
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from speedo.launch.cluster import Access, is_here
+from speedo.launch.cluster import HostAccess, is_here
 from speedo.launch.protocol import COMMAND, own_speedo
 
 CONNECT_S: Final = 10
@@ -37,7 +37,7 @@ _OFFENDING: Final = re.compile(r"Offending (?:\S+ )?key in (\S+?):?(\d+)?\s*$", 
 _UNKNOWN: Final = re.compile(r"No (\S+) host key is known for")
 
 
-def host_command(name: str, access: Access, ssh_config: str | None) -> list[str]:
+def host_command(name: str, access: HostAccess, ssh_config: str | None) -> list[str]:
     """The command that connects to the host's end of `speedo launch`; of this machine without ssh."""
     if is_here(name):
         return own_speedo(COMMAND)
@@ -55,7 +55,7 @@ def host_command(name: str, access: Access, ssh_config: str | None) -> list[str]
     return [*words, "--", name, f"exec {speedo_there(access)} {COMMAND}"]
 
 
-def speedo_there(access: Access) -> str:
+def speedo_there(access: HostAccess) -> str:
     """SpeeDO's command as the host's shell reads it."""
     if not access.virtualenv:
         return "speedo"
@@ -65,7 +65,7 @@ def speedo_there(access: Access) -> str:
     return shlex.quote(path)
 
 
-def cause(name: str, access: Access, status: int, errors: Sequence[str]) -> str:
+def cause(name: str, access: HostAccess, status: int, errors: Sequence[str]) -> str:
     """Why a connection ended before the host's end of it answered: the cause and the remedy."""
     text = "\n".join(errors)
     last = next((line.strip() for line in reversed(errors) if line.strip()), "")

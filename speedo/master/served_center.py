@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from speedo.engines.solver_update import History, Recipe
+from speedo.engines.solver_update import Recipe, SolverHistory
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
@@ -36,7 +36,7 @@ from speedo.master.server_requests import (
     TakeIn,
     slowest,
 )
-from speedo.master.whole_center import Whole, fetch_whole, spread_whole
+from speedo.master.whole_center import WholeCenter, fetch_whole, spread_whole
 from speedo.messages import Drop, Kind, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule, State
 
@@ -62,7 +62,7 @@ class ServedCenter:
     # By which the next results are expected to be merged.
     rule: Callable[[], MergeRule] | None = None
     solver: Recipe | None = None
-    first_history: History | None = None
+    first_history: SolverHistory | None = None
     first_state: State = field(default_factory=State)
     clock: Callable[[], float] = lambda: 0.0
     divergence: DivergenceWatch = field(default_factory=DivergenceWatch)
@@ -85,7 +85,7 @@ class ServedCenter:
         if self.solver is not None and history is None:
             history = self.solver.no_history()
         # The newest that the master has.
-        self._whole = Whole(self.version, self.first, history, self.first_state)
+        self._whole = WholeCenter(self.version, self.first, history, self.first_state)
 
     @property
     def payload_bytes(self) -> int:
@@ -110,7 +110,7 @@ class ServedCenter:
             return b""
         return self.solver.write_history(whole.history)
 
-    def _newest(self) -> Whole:
+    def _newest(self) -> WholeCenter:
         self._order()
         self._confirm(0)
         if self._whole.version != self.version:
@@ -262,7 +262,7 @@ class ServedCenter:
             self._ordered.popleft()
             self._combined = slowest(answers) or self._combined
 
-    def _spread(self, whole: Whole) -> None:
+    def _spread(self, whole: WholeCenter) -> None:
         with self._exchange() as exchange:
             spread_whole(exchange, self.version, self.epoch, whole)
 

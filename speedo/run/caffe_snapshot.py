@@ -16,7 +16,7 @@ import numpy as np
 from speedo.engines.base import ModelEngine
 from speedo.engines.solverstate import state_of
 from speedo.engines.weight_files.solverstate import read_state
-from speedo.engines.weight_files.stored import State
+from speedo.engines.weight_files.stored import StoredState
 from speedo.errors import CheckpointError, ConfigError, EngineError
 from speedo.exchange.vector import Layout
 from speedo.run.settings import RunSettings
@@ -38,7 +38,7 @@ class CaffeSnapshot:
     path: Path
     iteration: int
     model: Path
-    state: State
+    state: StoredState
 
     def notes(self, workers: int) -> list[str]:
         """What is restored, as lines for the user."""

@@ -72,7 +72,7 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class TestPoint:
+class AtTest:
     """Of the script: it has come to its test of this number. Once it pauses for that, it asks again.
 
     `records` are those of the data set that all workers test together; 0 without one.
@@ -135,7 +135,7 @@ class StopRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class MeetScripts:
     """Of the script: it is at a collective call, and needs a group after that of the number `after`; 0 is none.
 
     Workers of one `place` share memory. Without a `call` it asks how that group is.
@@ -191,11 +191,11 @@ Question = (
     LeaseRequest
     | DealRequest
     | NotDealt
-    | TestPoint
+    | AtTest
     | TestLease
     | TestPart
     | Tested
-    | Meet
+    | MeetScripts
     | Missing
 )
 FromScript = Question | Hello | StateSaved | StopRun | Raised | Done

@@ -39,7 +39,7 @@ class SnapshotFiles:
     fence: Callable[[], None]
     server_history: Callable[[], bytes]
 
-    def take(self, iteration: int, last: bool) -> TakenSnapshot:
+    def take(self, iteration: int, last: bool) -> CenterSnapshot:
         """Take the center's weights now. The `last` one's `.caffemodel` is a second name of the run's model.
 
         Raises `EngineError`, `FencedError`, `StoreError`.
@@ -50,18 +50,18 @@ class SnapshotFiles:
             self.engine.load_weights(self.center.vector)
             model = self.engine.written(hdf5=self.spec.snapshot_hdf5)
         history = self.server_history()
-        return TakenSnapshot(
+        return CenterSnapshot(
             iteration, model, history, self.run_dir, self.spec, self.center.layout, self.fence
         )
 
-    def taken_at_end(self, iteration: int) -> TakenSnapshot | None:
+    def taken_at_end(self, iteration: int) -> CenterSnapshot | None:
         """The snapshot of a run that ends there; None if Caffe would write none."""
         named = self.spec.last_snapshot(iteration)
         return None if named is None else self.take(named, last=True)
 
 
 @dataclass(frozen=True, slots=True)
-class TakenSnapshot:
+class CenterSnapshot:
     """A snapshot whose weights, and the history if it is the servers', are in memory."""
 
     iteration: int

@@ -23,7 +23,7 @@ from speedo.errors import (
 )
 from speedo.run.kept_lease import KeptLease
 from speedo.run.standby_copy import RunFollower
-from speedo.storage.lease import LEASE_S, Holder, MasterLease
+from speedo.storage.lease import LEASE_S, LeaseHolder, MasterLease
 from speedo.storage.retrying_store import Patience, noting
 
 LOOK_S: Final = 0.2
@@ -110,7 +110,7 @@ class StandbyWatch:
                 return taken
             self._pause(LOOK_S)
 
-    def _look(self) -> Holder:
+    def _look(self) -> LeaseHolder:
         """Takes what has come, and sees who has the run. Raises `StoreError`, also if Redis does not know."""
         self._copy.follow()
         holder = self._lease.holder()
@@ -121,7 +121,7 @@ class StandbyWatch:
             )
         return holder
 
-    def _is_over(self, holder: Holder) -> bool:
+    def _is_over(self, holder: LeaseHolder) -> bool:
         """Whether the run has ended without a word to this standby, which has waited for one."""
         if not holder.is_over:
             return False
@@ -140,7 +140,7 @@ class StandbyWatch:
                 f"the master at {self._master} has ended the run: {self._copy.why}"
             )
 
-    def _taken_over(self, holder: Holder) -> Taken | None:
+    def _taken_over(self, holder: LeaseHolder) -> Taken | None:
         """The run with its lease; None if its master, or another one, has it after all."""
         began = self._clock()
         is_ended = began < self._lasts_until  # by its holder

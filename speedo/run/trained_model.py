@@ -17,7 +17,7 @@ from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver import solver_for_server
 from speedo.engines.solver.proto import caffe_proto, parse_text
-from speedo.engines.solver_update import History, Recipe, SolverUpdate, multipliers
+from speedo.engines.solver_update import Recipe, SolverHistory, SolverUpdate, multipliers
 from speedo.engines.update_rules import SolverFields
 from speedo.errors import CheckpointError, PayloadError
 from speedo.exchange.npz import write_arrays
@@ -196,7 +196,7 @@ class CaffeModel(TrainedModel):
         return self._recipe
 
     def history(self) -> bytes:
-        return self._recipe.write_history(History(self._solver.flat, self._solver.updates))
+        return self._recipe.write_history(SolverHistory(self._solver.flat, self._solver.updates))
 
     def history_parts(self) -> tuple[bytes | memoryview, ...]:
         return _UPDATES.pack(self._solver.updates), as_bytes(self._solver.flat)
@@ -207,7 +207,7 @@ class CaffeModel(TrainedModel):
             raise PayloadError("the solver's history in the store is not of this net")
         (updates,) = _UPDATES.unpack_from(parts)
         flat = np.frombuffer(parts, np.float32, offset=_UPDATES.size)
-        return self._recipe.write_history(History(flat, updates))
+        return self._recipe.write_history(SolverHistory(flat, updates))
 
     def chance(self) -> float | None:
         parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())

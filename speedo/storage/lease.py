@@ -41,7 +41,7 @@ def _running_clock() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     """The master of a run: its epoch, -1 if there was none yet, and for how long its lease lasts unless it renews it.
 
     `address` is what it said of itself; it is empty once the lease has expired.
@@ -132,15 +132,15 @@ class MasterLease:
         """Keep the lease; tries once. Raises `FencedError` if another one has the run, or that cannot be known."""
         self._change(self._store, self._renewed)
 
-    def holder(self) -> Holder:
+    def holder(self) -> LeaseHolder:
         """Who has the run; tries once."""
         found = look_at(self._patient, self._names)
         term, lease = Term.of(found[self._names[0]]), found[self._names[1]]
         if term is None:
-            return Holder(-1)
+            return LeaseHolder(-1)
         if lease is None or term.over:
-            return Holder(term.epoch, is_over=term.over)
-        return Holder(term.epoch, lease.left_s, _address_of(lease))
+            return LeaseHolder(term.epoch, is_over=term.over)
+        return LeaseHolder(term.epoch, lease.left_s, _address_of(lease))
 
     def end(self, *, over: bool = True) -> None:
         """The run is over; or else only this master's part, and a standby may go on at once. Raises `FencedError`."""

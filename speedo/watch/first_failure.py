@@ -42,7 +42,7 @@ MOST_FAILURE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class Consequence:
     """What came of it: `after_s` seconds later `what` happened to `process`."""
 
     process: str
@@ -66,7 +66,7 @@ class FirstFailure:
     cause: str
     last_words: str
     log: str
-    followed: tuple[Followed, ...]
+    followed: tuple[Consequence, ...]
     earlier: int = 0
     ended: bool = False
 
@@ -159,7 +159,7 @@ def _told(
     )
 
 
-def _followers(story: Story, first: Trouble, incident: Sequence[Trouble]) -> Iterable[Followed]:
+def _followers(story: Story, first: Trouble, incident: Sequence[Trouble]) -> Iterable[Consequence]:
     count = 0
     until = max(one.seconds for one in incident)
     rows = [one for one in incident if one is not first]
@@ -178,7 +178,7 @@ def _followers(story: Story, first: Trouble, incident: Sequence[Trouble]) -> Ite
         if count < MOST_FOLLOWED and one.process != first.process:
             count += 1
             after = max(0.0, one.seconds - first.seconds)
-            yield Followed(one.process, one.host, after, clean_text(one.cause, MOST_WORDS))
+            yield Consequence(one.process, one.host, after, clean_text(one.cause, MOST_WORDS))
 
 
 def _log_of(run_dir: Path, first: Trouble) -> ProcessLog | None:
@@ -258,7 +258,7 @@ def kept_failure(run_dir: Path) -> FirstFailure | None:
     """What the end of the run has left there; else what its log says now."""
     try:
         values = json.loads(read_bytes(run_dir / FAILURE, MOST_FAILURE_BYTES))
-        values["followed"] = tuple(Followed(**one) for one in values["followed"])
+        values["followed"] = tuple(Consequence(**one) for one in values["followed"])
         return FirstFailure(**values)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return first_failure(run_dir)

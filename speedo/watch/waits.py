@@ -75,7 +75,7 @@ class Stack:
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenProcess:
     """A process on this machine: `process` as people name it; without `stacks` it gave none, `why_none` says why."""
 
     process: str
@@ -92,12 +92,12 @@ class Seen:
         return min(filter(None, found), key=_ORDER.index, default="")
 
 
-def look(run_dir: Path) -> list[Seen]:
+def look(run_dir: Path) -> list[SeenProcess]:
     """The run's processes on this machine, with their stacks; takes about a second."""
     logs = writes_to(run_dir / LOGS)
     states = states_of(sorted(logs))
     found = [
-        Seen(process_of(logs[pid]), pid, logs[pid], state)
+        SeenProcess(process_of(logs[pid]), pid, logs[pid], state)
         for pid, state in states.items()
         if state.state not in "ZX"
     ]
@@ -155,7 +155,9 @@ def stacks_in(text: str) -> list[Stack]:
 # ---------------------------------------------------------------- in words
 
 
-def lines_of(seen: Sequence[Seen], status: Mapping[str, Any] | None, problem: str) -> list[str]:
+def lines_of(
+    seen: Sequence[SeenProcess], status: Mapping[str, Any] | None, problem: str
+) -> list[str]:
     """What each process waits for; `problem` is why there is no `status` of the master."""
     lines = [f"  master     {_master(status) if status else problem}"]
     owed = {int(one["worker"]): one for one in (status or {}).get("owed") or ()}
@@ -204,7 +206,7 @@ def _owes(turn: Mapping[str, Any]) -> str:
     return text
 
 
-def _late_members(owed: Mapping[int, Any], here: Mapping[str, Seen]) -> list[str]:
+def _late_members(owed: Mapping[int, Any], here: Mapping[str, SeenProcess]) -> list[str]:
     """Workers that owe a turn and do not wait for their team: it waits for them."""
     found = []
     for worker, turn in owed.items():
@@ -215,13 +217,13 @@ def _late_members(owed: Mapping[int, Any], here: Mapping[str, Seen]) -> list[str
     return found
 
 
-def _is_long(owed: Mapping[int, Any], one: Seen) -> bool:
+def _is_long(owed: Mapping[int, Any], one: SeenProcess) -> bool:
     kind, _, number = one.process.partition(" ")
     turn = owed.get(int(number)) if kind == "worker" and number.isdigit() else None
     return turn is not None and turn["since_s"] > LONG_S
 
 
-def _stacks(one: Seen) -> Iterator[str]:
+def _stacks(one: SeenProcess) -> Iterator[str]:
     if one.why_none:
         yield f"    no stack of Python: {one.why_none}"
     for stack in one.stacks:

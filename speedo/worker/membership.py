@@ -22,7 +22,7 @@ from speedo.messages import Team
 LEAST_PATIENCE_S: Final = 5.0  # for another member, with three rounds; a stretch has very many
 
 
-class Reduction(Protocol):
+class SumOverHosts(Protocol):
     """A sum over hosts under way, of a vector whose values become final one after another."""
 
     def ready(self, start: int, stop: int) -> None:
@@ -36,7 +36,7 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BeginSum:
-    """A wish for a `Reduction` of this vector."""
+    """A wish for a `SumOverHosts` of this vector."""
 
     vector: Vector
 
@@ -50,14 +50,14 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class MeetMembers:
     """A wish to meet the members of this host that have these ranks; the others do not wait for one that has none."""
 
     ranks: tuple[int, ...]
 
 
 # What a member needs of the others before it goes on: None, to meet those of its host; the sum of an array over hosts.
-Wait = Array | BeginSum | Gather | Reduction | Meet | None
+Wait = Array | BeginSum | Gather | SumOverHosts | MeetMembers | None
 
 
 class Membership:
@@ -114,14 +114,14 @@ class Membership:
         if self.exchange is not None:
             self.exchange.all_reduce("sum", vector, np.add)
 
-    def wait_for(self, wait: Wait) -> Reduction | None:
+    def wait_for(self, wait: Wait) -> SumOverHosts | None:
         """Do what a member needs; the sum that it begins. Raises `TeamBrokenError`."""
         if isinstance(wait, BeginSum):
             assert self.exchange is not None
             return self.exchange.begin_all_reduce("sum", wait.vector)
         if wait is None:
             self.meet()
-        elif isinstance(wait, Meet):
+        elif isinstance(wait, MeetMembers):
             self._meeting.meet(self._patience_s, [self._workers[rank] for rank in wait.ranks])
         elif isinstance(wait, Gather):
             assert self.exchange is not None

@@ -20,7 +20,7 @@ import numpy as np
 
 from speedo.engines.base import Engine
 from speedo.errors import PayloadError
-from speedo.exchange.transfer import Seen
+from speedo.exchange.transfer import SeenVector
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.messages import Kind, Records, Train, Trained
 from speedo.sgd_modes.rules import add_scaled
@@ -79,11 +79,11 @@ class TurnBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedCenter:
     """A center: where it is in the store (`seen`), or in the turn's own memory."""
 
     buffer: TurnBuffer
-    seen: Seen | None
+    seen: SeenVector | None
     seconds: float
 
 
@@ -101,7 +101,7 @@ class OverlappingParticipant(Participant):
         self._buffers = TurnBuffers(self.weights.layout)
         self._statistics = threading.Lock()  # of a payload; a codec sets them aside for a moment
 
-    def fetch(self, command: Train) -> Fetched:
+    def fetch(self, command: Train) -> FetchedCenter:
         """Get the turn's center out of the store, or find it there."""
         began = self.clock()
         buffer = self._buffers.take(BUFFERS_KEPT if command.payload is Kind.WEIGHTS else BUFFERS)
@@ -112,7 +112,7 @@ class OverlappingParticipant(Participant):
         except BaseException:
             self._buffers.give_back(buffer)
             raise
-        return Fetched(buffer, seen, self.clock() - began)
+        return FetchedCenter(buffer, seen, self.clock() - began)
 
     def _publish_later(
         self, done: Trained, command: Train, buffer: TurnBuffer
@@ -132,7 +132,7 @@ class OverlappingParticipant(Participant):
 
         return publish
 
-    def _load(self, command: Train, fetched: Fetched) -> None:
+    def _load(self, command: Train, fetched: FetchedCenter) -> None:
         needed = 0
         try:
             last = max(self._kept, default=0)
@@ -152,7 +152,7 @@ class OverlappingParticipant(Participant):
             for ticket in [one for one in self._kept if one != needed]:
                 self._buffers.give_back(self._kept.pop(ticket))
 
-    def _load_center(self, command: Train, fetched: Fetched) -> None:
+    def _load_center(self, command: Train, fetched: FetchedCenter) -> None:
         memory, seen = fetched.buffer.vector, fetched.seen
         center = memory if seen is None else seen.vector
         if seen is not None and (command.own.pending or self.needs_center(command)):
@@ -166,7 +166,7 @@ class OverlappingParticipant(Participant):
                 memory[place] = values
         self.weights.load_weights(center)
 
-    def _catch_up(self, command: Train, fetched: Fetched, last: int) -> None:
+    def _catch_up(self, command: Train, fetched: FetchedCenter, last: int) -> None:
         """The worker's half of a merge, for a result that it may have gone on from."""
         assert command.moving_rate is not None
         center = fetched.buffer.vector if fetched.seen is None else fetched.seen.vector
@@ -192,7 +192,7 @@ class OverlappingWorker(OverlappingParticipant, Worker):
         """All three stages, one after the other."""
         return self.compute(command, self.fetch(command))()
 
-    def compute(self, command: Train, fetched: Fetched) -> Callable[[], Trained]:
+    def compute(self, command: Train, fetched: FetchedCenter) -> Callable[[], Trained]:
         """Load the center and train; what is returned publishes the result, in the order of the turns."""
         began = self.clock()
         buffer = fetched.buffer
@@ -232,7 +232,9 @@ class OverlappingWorker(OverlappingParticipant, Worker):
 class OverlappingDrivenWorker(OverlappingParticipant, DrivenWorker):
     """Turns that a script drives. Two other threads may do a part: one `fetch_ahead`, one what `end_later` returns."""
 
-    _ahead: dict[int, Fetched | Exception] = field(default_factory=dict, init=False)  # by ticket
+    _ahead: dict[int, FetchedCenter | Exception] = field(
+        default_factory=dict, init=False
+    )  # by ticket
     _buffer: TurnBuffer | None = field(default=None, init=False)  # of the present turn
 
     def fetch_ahead(self, command: Train) -> None:

@@ -24,11 +24,11 @@ from speedo.exchange.vector import Layout, Vector, as_bytes, checksum
 from speedo.messages import Team
 from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import BeginSum, Gather, Meet, Reduction, Wait
+from speedo.worker.membership import BeginSum, Gather, MeetMembers, SumOverHosts, Wait
 from speedo.worker.team_memory import STATE, TeamMemory, stretch_of
 from speedo.worker.turn import Worker
 
-Waits = Generator[Wait, Reduction | None, None]
+Waits = Generator[Wait, SumOverHosts | None, None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def room_for_factors(worker: Worker, team: Team) -> int:
     return FactorSpace.values_for(products_for(worker, team), len(team.members))
 
 
-def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, Reduction | None, float]:
+def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHosts | None, float]:
     """One step of the team; the mean loss of this member's batch."""
     worker, team, memory = seat.worker, seat.team, seat.memory
     products = products_for(worker, team)
@@ -110,7 +110,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, Reduction
     shares_here, leaving, finite = [shares[rank] for rank in seat.here], None, True
     starts = [place.start for _, place in engine.layout.slices()]
     if seat.place == 0 and team.spread:
-        leaving = Leaving(memory, engine.layout, products, number, shares_here, after)
+        leaving = OutgoingSum(memory, engine.layout, products, number, shares_here, after)
         reduction = yield BeginSum(leaving.values)
         assert reduction is not None
         leaving.reduction = reduction
@@ -148,7 +148,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, Reduction
             yield Gather(rows[list(seat.here)], rows)
             bad = bad or not is_finite(memory.factors)
         memory.flags[0] = bad
-    yield None if team.spread else Meet(seat.summing)
+    yield None if team.spread else MeetMembers(seat.summing)
     if team.spread and memory.flags[0]:  # the member that it is from leaves, too, and is to blame
         raise TeamBrokenError("the gradient of a member on another host is not finite")
     for at, one in enumerate(products):
@@ -162,13 +162,13 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, Reduction
     return loss
 
 
-class Leaving:
+class OutgoingSum:
     """The sum of a host's gradients in round `number`, which goes to the other hosts blob by blob.
 
     `values` are those of no product, end to end, in the memory of the mean if there is no product.
     """
 
-    reduction: Reduction
+    reduction: SumOverHosts
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ def say_state(seat: TeamPlace) -> None:
         memory.states[seat.rank, STATE] = checksum(as_bytes(memory.center)) >> 1
 
 
-def hear_states(seat: TeamPlace) -> Generator[Wait, Reduction | None, bool]:
+def hear_states(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]:
     """Learn what the members of all hosts have said; whether the center of this host is the leader's.
 
     Unlike processors round in other ways, and memory may fail, so the weights of two hosts may grow apart.
@@ -249,7 +249,7 @@ def agree_on_state(seat: TeamPlace) -> Waits:
     worker.solver_state = seat.team.formed, rows[giver][1]
 
 
-def _hand_over(seat: TeamPlace, giver: int) -> Generator[Wait, Reduction | None, bytes]:
+def _hand_over(seat: TeamPlace, giver: int) -> Generator[Wait, SumOverHosts | None, bytes]:
     """The state of the solver of member `giver`; it goes through the memory of the center, which is not needed now."""
     memory, gives = seat.memory, seat.rank == giver
     room, state, found = memory.center.view(np.uint8), b"", bytearray()

@@ -26,7 +26,7 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Kind, Train, Trained
 from speedo.sgd_modes.rules import Contribution, add_mean, add_scaled, shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import Meet, Membership, Reduction, Wait, here_of
+from speedo.worker.membership import MeetMembers, Membership, SumOverHosts, Wait, here_of
 from speedo.worker.team_gradients import (
     TeamPlace,
     agree_on_state,
@@ -67,7 +67,7 @@ class TeamMember:
             )
             memory = TeamMemory.over(shared, len(membership.here), everywhere, layout, factors)
             rounds = team_rounds(self._worker, command, memory)
-            begun: Reduction | None = None
+            begun: SumOverHosts | None = None
             while True:
                 try:
                     wait = rounds.send(begun)
@@ -87,7 +87,7 @@ class TeamMember:
 
 def team_rounds(
     worker: Worker, command: Train, memory: TeamMemory
-) -> Generator[Wait, Reduction | None, Trained]:
+) -> Generator[Wait, SumOverHosts | None, Trained]:
     """This worker's part of the turn; stops wherever it needs the others before it continues.
 
     Only the first member of a host waits for sums over hosts.
@@ -157,7 +157,7 @@ def team_rounds(
     )
 
 
-def _agree_to_end(seat: TeamPlace) -> Generator[Wait, Reduction | None, bool]:
+def _agree_to_end(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]:
     """Whether the turn ends here, for all members, because one is to leave."""
     told = seat.memory.states
     if seat.place == 0:
@@ -178,10 +178,10 @@ class Stopwatch:
         self._clock, self.seconds = clock, 0.0
 
     def of(
-        self, waits: Generator[Wait, Reduction | None, Answer]
-    ) -> Generator[Wait, Reduction | None, Answer]:
+        self, waits: Generator[Wait, SumOverHosts | None, Answer]
+    ) -> Generator[Wait, SumOverHosts | None, Answer]:
         """The same, with each wait counted."""
-        begun: Reduction | None = None
+        begun: SumOverHosts | None = None
         while True:
             try:
                 wait = waits.send(begun)
@@ -195,7 +195,7 @@ class Stopwatch:
 
 def _payload_round(
     seat: TeamPlace, command: Train, number: int
-) -> Generator[Wait, Reduction | None, float]:
+) -> Generator[Wait, SumOverHosts | None, float]:
     """Train, and add the mean of all payloads to the center; the mean loss."""
     team, memory, engine = seat.team, seat.memory, seat.worker.engine
     own, goes_on = memory.payloads[seat.place], command.payload is Kind.WEIGHTS
@@ -211,7 +211,7 @@ def _payload_round(
     return loss
 
 
-def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, Reduction | None, None]:
+def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, SumOverHosts | None, None]:
     """Add the mean of all payloads, times `rate`, to the center: this member does so for its share of the values."""
     team, memory, here = seat.team, seat.memory, seat.here
     counts = [samples for _, _, samples in team.members]
@@ -220,7 +220,7 @@ def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, Reduction | None,
     if not team.spread:
         add_mean(memory.center[share], list(map(Contribution, payloads, counts)), rate)
         reached("team-summed")
-        yield Meet(seat.summing)
+        yield MeetMembers(seat.summing)
         return
     factors, after = shares_of(counts, rate)
     if len(here) > 1 or factors[here[0]] != 1.0:

@@ -16,7 +16,7 @@ import pytest
 
 from speedo.actors.attempts import Attempt, in_attempts, parting
 from speedo.actors.run_stores import RunStores
-from speedo.engines.weight_files.stored import State
+from speedo.engines.weight_files.stored import StoredState
 from speedo.errors import (
     ClusterError,
     ConfigError,
@@ -167,7 +167,7 @@ def test_it_goes_on_from_the_newest_center_in_the_same_stores(tmp_path: Path) ->
 def test_what_no_store_of_the_master_has_is_not_taken_from_there(tmp_path: Path, what: str) -> None:
     options: dict[str, Any] = {"own": {"own": True}, "servers": {"servers": "2"}}.get(what, {})
     if not options:
-        options["resumed"] = CaffeSnapshot(tmp_path, 0, tmp_path, State(0, "", 0, ()))
+        options["resumed"] = CaffeSnapshot(tmp_path, 0, tmp_path, StoredState(0, "", 0, ()))
     made = begun(tmp_path, **options)
 
     def first(attempt: Attempt) -> None:

@@ -15,7 +15,7 @@ import pytest
 from speedo import messages
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.tester_actor import VersionTests
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_host import WorkerHost
 from speedo.actors.worker_process import WorkerProcess
 from speedo.master.fetch_pacing import Pace
@@ -36,8 +36,8 @@ class Reference:
         return self.answer
 
 
-def ready(near: bool = False) -> Ready:
-    return Ready(RunsAt("here", 1, 1, "0"), 10, 5, near)
+def ready(near: bool = False) -> WorkerReady:
+    return WorkerReady(RunsAt("here", 1, 1, "0"), 10, 5, near)
 
 
 def worker(reference: Reference) -> Any:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from speedo.actors.host_manager import MASTERS_OWN, End, HostManager
+from speedo.actors.host_manager import MASTERS_OWN, EndOfWorker, HostManager
 from speedo.actors.ray_cluster import RayCluster
 from speedo.engines.solver.holding import Holding
 from speedo.errors import ClusterError, ConfigError
@@ -47,9 +47,9 @@ def test_a_host_learns_who_must_end_and_whether_to_start_it_again() -> None:
     orders = desk.supervisor.attend("a", (*alive, (7, 1)))
     assert orders.count == 3
     assert orders.end == (
-        End(0, 1, "no result for 31 s", False),
-        End(1, 1, "3 results in a row were refused", True),
-        End(7, 1, "the master does not know it", False),
+        EndOfWorker(0, 1, "no result for 31 s", False),
+        EndOfWorker(1, 1, "3 results in a row were refused", True),
+        EndOfWorker(7, 1, "the master does not know it", False),
     )
 
 

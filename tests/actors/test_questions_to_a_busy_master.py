@@ -21,9 +21,9 @@ from speedo.master.meeting import Meeting
 from speedo.master.script_tests import ScriptTests
 from speedo.master.slots import Assignment
 from speedo.messages import Evaluate, Pause
-from speedo.run.script_link import Meet, Met, Question, TestLease, TestPoint, TestTurn, ToScript
+from speedo.run.script_link import AtTest, MeetScripts, Met, Question, TestLease, TestTurn, ToScript
 from speedo.storage import PrivateRedis
-from speedo.storage.redis.users import Access
+from speedo.storage.redis.users import StoreUsers
 
 MANY = THREADS + 24
 ANSWER_S = 30.0  # of a machine that has other work
@@ -54,13 +54,13 @@ def test_tests_of_many_scripts_at_once_leave_the_master_threads_for_others(
         assert not late, f"{len(late)} of {MANY} questions wait in the actor: {question}"
         return [call.result() for call in calls]
 
-    first = asked(TestPoint(0, records=1000))
+    first = asked(AtTest(0, records=1000))
     assert [one for one in first if one == TestTurn(True, begins=True)] == [first[0]]
-    assert asked(TestPoint(0, pauses=True)) == [TestTurn(True, version=None)] * MANY
-    assert all(isinstance(one, Met) for one in asked(Meet(0, "here", "mean")))
+    assert asked(AtTest(0, pauses=True)) == [TestTurn(True, version=None)] * MANY
+    assert all(isinstance(one, Met) for one in asked(MeetScripts(0, "here", "mean")))
     tests.saw(Pause(0, 1, tests=True), 0.0)
     tests.ask(Evaluate(7, 70))
-    assert asked(TestPoint(0, pauses=True)) == [TestTurn(True, version=7)] * MANY
+    assert asked(AtTest(0, pauses=True)) == [TestTurn(True, version=7)] * MANY
     request = LeaseRequest(1000, shuffle=False, count=1, epoch=0, epochs=1)
     assert len(set(asked(TestLease(request)))) == MANY
 
@@ -72,14 +72,14 @@ def test_places_for_many_workers_wait_for_redis_outside_of_the_masters_threads(
     """`assign` waited for it in the actor: after 16 the command took the master for hung."""
     calls = StoreCalls()
     with PrivateRedis() as server:
-        access = Access(server.url, "run:0", patience_s=ANSWER_S)
+        access = StoreUsers(server.url, "run:0", patience_s=ANSWER_S)
         access.admit_worker(MANY, 1)
         _ask_for_many_places(server, access, calls, pool)
         access.close()
 
 
 def _ask_for_many_places(
-    server: PrivateRedis, access: Access, calls: StoreCalls, pool: ThreadPoolExecutor
+    server: PrivateRedis, access: StoreUsers, calls: StoreCalls, pool: ThreadPoolExecutor
 ) -> None:
 
     def assign(worker: int) -> str | None:

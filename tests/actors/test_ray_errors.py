@@ -28,7 +28,7 @@ from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_errors import meaning_of, raised_by, why
 from speedo.actors.server_calls import ServerCalls, ServerLost
 from speedo.actors.tester_actor import PartTested, ShareTests
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_host import WorkerHost
 from speedo.engines.solver.holding import Holding
 from speedo.errors import EngineError, Meaning, SpeedoError
@@ -302,7 +302,7 @@ class Hosted:
         return self.ray.actor(name, answers)
 
     def _worker(self) -> Stub:
-        ready = Ready(SimpleNamespace(process=1), 8, 0, False)  # type: ignore[arg-type]
+        ready = WorkerReady(SimpleNamespace(process=1), 8, 0, False)  # type: ignore[arg-type]
         name = f"worker {sum(one.name.startswith('worker') for one in self.ray.actors)}"
         return self.ray.actor(name, {"process": 1, "start": ready, "follow": ready})
 
@@ -380,7 +380,7 @@ def test_a_host_is_heard_while_its_workers_start(
     """One that is cut off then is named, not only its workers."""
     hosted = Hosted(monkeypatch, tmp_path)
     hosted.ray.faults["worker 0", "start", 1] = lambda: Reference(
-        Ready(SimpleNamespace(process=1), 8, 0, False),  # type: ignore[arg-type]
+        WorkerReady(SimpleNamespace(process=1), 8, 0, False),  # type: ignore[arg-type]
         late=20,
     )
     hosted.host.begin(2)

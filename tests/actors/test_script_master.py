@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.actors.worker_actor import Ready
+from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import as_bytes
@@ -46,10 +46,10 @@ class Script:
             first = as_bytes(np.full(size, 2.0, np.float32))
             put_history(store, settings.keyspace, 0, 0, bytes(first))
 
-    def ready(self) -> Ready:
+    def ready(self) -> WorkerReady:
         layout = self.engine.layout
         runs_at = RunsAt("here", os.getpid(), 1, "0")
-        return Ready(
+        return WorkerReady(
             runs_at, BATCH, layout.digest, near=False, model=FirstModel(layout.blobs, BATCH)
         )
 

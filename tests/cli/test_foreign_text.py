@@ -20,13 +20,13 @@ from rich.console import Console
 from speedo import messages
 from speedo.cli.main import main
 from speedo.cli.say import say
-from speedo.launch.cluster import Access
+from speedo.launch.cluster import HostAccess
 from speedo.launch.commands import LaunchPlan
 from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts, _Group
-from speedo.launch.hosts import Command, Remote, failures, greeting_problem
+from speedo.launch.hosts import Command, RemoteHost, failures, greeting_problem
 from speedo.launch.launcher import Launcher
-from speedo.launch.picture import Picture
+from speedo.launch.picture import HostsPicture
 from speedo.launch.protocol import EventError, event, read_event
 from speedo.launch.read_cluster import cluster_of
 from speedo.messages import AT_MAX_ITER, Finish, Left
@@ -75,7 +75,7 @@ TEXTS = ("host", "reason", "cause", "decision")
 class Fake:
     """A connection that keeps why its host was rejected."""
 
-    name, key, access, rejected, own_address = "node1", "node1", Access(), "", None
+    name, key, access, rejected, own_address = "node1", "node1", HostAccess(), "", None
 
     def send(self, **values: Any) -> None:
         json.dumps(values)
@@ -90,8 +90,8 @@ class Fake:
     kill = close
 
 
-def remote() -> Remote:
-    made = Remote(cast(Connection, Fake()))
+def remote() -> RemoteHost:
+    made = RemoteHost(cast(Connection, Fake()))
     made.commands = {role: Command() for role in ("doctor", "master", "worker")}
     return made
 
@@ -153,7 +153,7 @@ def test_any_event_of_a_host_is_taken_or_ends_that_host(tmp_path: Path) -> None:
     """Both ways to run on hosts take every event."""
     foreign, shown = Foreign(2), io.StringIO()
     plan = LaunchPlan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
-    picture = Picture(Console(file=shown, width=200, color_system=None))
+    picture = HostsPicture(Console(file=shown, width=200, color_system=None))
     picture.host("node1", "1 worker")
     launcher = Launcher(plan, picture, lambda line: None)
     held = HeldHosts(cluster_of("node1", {}), None, None)

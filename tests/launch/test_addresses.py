@@ -13,10 +13,10 @@ import pytest
 
 from speedo.cli.main import main
 from speedo.launch import connection
-from speedo.launch.cluster import Access
+from speedo.launch.cluster import HostAccess
 from speedo.launch.commands import LaunchPlan, master_words
 from speedo.launch.connection import Connection
-from speedo.launch.hosts import Remote
+from speedo.launch.hosts import RemoteHost
 from speedo.launch.ssh import host_command
 from speedo.storage.redis.url import PASSWORD_VARIABLE, url_with_password, without_password
 from tests.support.fuzz import randoms, value
@@ -24,8 +24,8 @@ from tests.support.fuzz import randoms, value
 OURS = {one.address for some in psutil.net_if_addrs().values() for one in some}
 
 
-def remote(hello: Any, own: str | None = None) -> Remote:
-    return Remote(SimpleNamespace(own_address=own), hello=hello)  # type: ignore[arg-type]
+def remote(hello: Any, own: str | None = None) -> RemoteHost:
+    return RemoteHost(SimpleNamespace(own_address=own), hello=hello)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_address_of_sshs_own_connection_is_found(monkeypatch: pytest.MonkeyP
         port = server.getsockname()[1]
         code = f"import socket, sys; c = socket.create_connection(('127.0.0.1', {port})); sys.stdin.read()"
         monkeypatch.setattr(connection, "host_command", lambda *_: [sys.executable, "-c", code])
-        made = Connection("node1", Access(), None, lambda key, values: None)
+        made = Connection("node1", HostAccess(), None, lambda key, values: None)
         try:
             server.settimeout(30)
             peer, (address, _) = server.accept()
@@ -79,7 +79,7 @@ def test_the_address_of_sshs_own_connection_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_settings_of_the_users_ssh_that_would_change_the_connection_are_off() -> None:
-    words = host_command("node1", Access(), None)
+    words = host_command("node1", HostAccess(), None)
     for option in (
         "RemoteCommand=none", "UpdateHostKeys=no", "PermitLocalCommand=no", "ForwardAgent=no", "ForwardX11=no",
         "ClearAllForwardings=yes", "Tunnel=no", "RequestTTY=no", "StrictHostKeyChecking=yes",

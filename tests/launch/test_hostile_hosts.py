@@ -13,14 +13,14 @@ import pytest
 
 import speedo
 from speedo.launch import connection, held_ray
-from speedo.launch.cluster import Access
+from speedo.launch.cluster import HostAccess
 from speedo.launch.commands import LaunchPlan
 from speedo.launch.connection import Connection
 from speedo.launch.held_hosts import HeldHosts
 from speedo.launch.held_ray import HeldRay
-from speedo.launch.hosts import Command, Remote, failures
+from speedo.launch.hosts import Command, RemoteHost, failures
 from speedo.launch.launcher import Launcher
-from speedo.launch.picture import Picture
+from speedo.launch.picture import HostsPicture
 from speedo.launch.protocol import EventError, read_event
 from speedo.launch.read_cluster import cluster_of
 from speedo.version import VERSION
@@ -75,7 +75,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """What each host sends; those that are not named here greet, and find nothing wrong."""
     said: dict[str, list[str]] = {}
 
-    def command(name: str, access: Access, config: str | None) -> list[str]:
+    def command(name: str, access: HostAccess, config: str | None) -> list[str]:
         return [sys.executable, "-S", "-c", HOST, json.dumps(said.get(name, [GREETED]))]
 
     monkeypatch.setattr(connection, "host_command", command)
@@ -132,9 +132,9 @@ def test_an_event_of_a_command_that_was_not_started_ends_its_host(event: dict[st
             rejected.append(why)
 
     plan = LaunchPlan(cluster_of("node1", {}), None, (), None, None, "run", None, None)
-    made = Launcher(plan, Picture(ErrorConsole()), print)
+    made = Launcher(plan, HostsPicture(ErrorConsole()), print)
     made._picture.host("node1", "1 worker")
-    made._remotes["node1"] = Remote(Ended(), hello=HELLO["hello"])  # type: ignore[arg-type]
+    made._remotes["node1"] = RemoteHost(Ended(), hello=HELLO["hello"])  # type: ignore[arg-type]
     made._hosts.take("node1", event)
     assert len(rejected) == 1
 
@@ -184,7 +184,7 @@ def test_the_reader_of_a_host_survives_whatever_its_events_raise(
 
     monkeypatch.setattr(connection, "read_event", fail)
     events: queue.Queue[Mapping[str, Any]] = queue.Queue()
-    Connection("node1", Access(), None, lambda _, values: events.put(values))
+    Connection("node1", HostAccess(), None, lambda _, values: events.put(values))
     assert "what it sends cannot be read: MemoryError()" in events.get(timeout=20)["why"]
 
 

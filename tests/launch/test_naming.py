@@ -13,12 +13,12 @@ from rich.console import Console
 
 from speedo.errors import MachineError
 from speedo.launch import launcher
-from speedo.launch.cluster import Access
+from speedo.launch.cluster import HostAccess
 from speedo.launch.commands import LaunchPlan
 from speedo.launch.connection import Connection
-from speedo.launch.hosts import Remote
+from speedo.launch.hosts import RemoteHost
 from speedo.launch.launcher import Launcher
-from speedo.launch.picture import Picture
+from speedo.launch.picture import HostsPicture
 from speedo.launch.read_cluster import cluster_of
 from speedo.version import VERSION
 
@@ -28,7 +28,9 @@ class Hosts:
 
     def __init__(self, made: Launcher, says: dict[str, tuple[float, str | None]]) -> None:
         self._hosts, self._says = made._hosts, says
-        made._remotes.update({name: Remote(cast(Connection, _Line(self, name))) for name in says})
+        made._remotes.update(
+            {name: RemoteHost(cast(Connection, _Line(self, name))) for name in says}
+        )
         for name in says:
             made._picture.host(name, "1 worker")
             hello = {"speedo": VERSION, "python": "3.11", "address": name}
@@ -50,7 +52,7 @@ class Hosts:
 
 class _Line:
     def __init__(self, hosts: Hosts, name: str) -> None:
-        self._hosts, self.name, self.key, self.access = hosts, name, name, Access()
+        self._hosts, self.name, self.key, self.access = hosts, name, name, HostAccess()
 
     def send(self, **values: Any) -> None:
         if values.get("start") == "doctor":
@@ -63,7 +65,7 @@ def test_a_host_that_fails_after_the_others_is_named_too(monkeypatch: pytest.Mon
     cluster = cluster_of("10.0.0.1,10.0.0.2,10.0.0.3", {})
     plan = LaunchPlan(cluster, None, (), None, None, "run", None, None)
     shown = StringIO()
-    made = Launcher(plan, Picture(Console(file=shown, width=500)), lambda line: None)
+    made = Launcher(plan, HostsPicture(Console(file=shown, width=500)), lambda line: None)
     Hosts(
         made,
         {

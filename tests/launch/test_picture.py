@@ -6,18 +6,18 @@ import io
 
 from rich.console import Console
 
-from speedo.launch.picture import Picture
+from speedo.launch.picture import HostsPicture
 
 
-def picture(terminal: bool) -> tuple[Picture, io.StringIO]:
+def picture(terminal: bool) -> tuple[HostsPicture, io.StringIO]:
     out = io.StringIO()
-    made = Picture(Console(file=out, force_terminal=terminal, width=100, color_system=None))
+    made = HostsPicture(Console(file=out, force_terminal=terminal, width=100, color_system=None))
     made.host("node1", "master, 1 worker")
     made.host("node2", "2 workers")
     return made, out
 
 
-def show(made: Picture) -> None:
+def show(made: HostsPicture) -> None:
     with made:
         made.state("node1", "training")
         made.state("node2", "joined", told=True)

@@ -19,7 +19,7 @@ from speedo.errors import (
 from speedo.storage import PrivateRedis, RedisStore, keys
 from speedo.storage.lease import MasterFence, MasterLease
 from speedo.storage.redis.resp import Reply
-from speedo.storage.redis.users import Access
+from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put
 
@@ -33,20 +33,20 @@ OTHER = keys.payload(RUN, 1, 7)
 
 
 @pytest.fixture
-def access(server: PrivateRedis, store: RedisStore) -> Iterator[Access]:
+def access(server: PrivateRedis, store: RedisStore) -> Iterator[StoreUsers]:
     put(store, CENTER)
-    made = Access(server.url, RUN, saved=True)
+    made = StoreUsers(server.url, RUN, saved=True)
     yield made
     made.close()
 
 
 @pytest.fixture
-def worker(access: Access) -> RedisStore:
+def worker(access: StoreUsers) -> RedisStore:
     return RedisStore(access.admit_worker(0, 1), chunk_bytes=100)
 
 
 @pytest.fixture
-def reader(access: Access) -> RedisStore:
+def reader(access: StoreUsers) -> RedisStore:
     return RedisStore(access.admit_reader(), chunk_bytes=100)
 
 
@@ -60,7 +60,7 @@ def test_a_trouble_that_outlasted_the_patience_is_over_once_a_call_works(
     server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str | None] = []
-    access = Access(server.url, RUN, saved=True, patience_s=0.2, on_trouble=said.append)
+    access = StoreUsers(server.url, RUN, saved=True, patience_s=0.2, on_trouble=said.append)
     with monkeypatch.context() as patch:
 
         def away(*arguments: str) -> Reply:
@@ -173,7 +173,7 @@ def test_nobody_comes_in_without_a_user(server: PrivateRedis):
             RedisStore(f"redis://{login}@{server.address}").ping()
 
 
-def test_a_worker_that_left_is_cut_off_at_once(access: Access, worker: RedisStore, server):
+def test_a_worker_that_left_is_cut_off_at_once(access: StoreUsers, worker: RedisStore, server):
     worker.ping()
     access.dismiss(0, 1)
     with pytest.raises(StoreAccessError, match="does not accept this user"):
@@ -181,7 +181,7 @@ def test_a_worker_that_left_is_cut_off_at_once(access: Access, worker: RedisStor
     assert users(server) == {"default", "master"}
 
 
-def test_a_newer_incarnation_shuts_the_older_out(access: Access, worker: RedisStore):
+def test_a_newer_incarnation_shuts_the_older_out(access: StoreUsers, worker: RedisStore):
     worker.ping()
     newer = RedisStore(access.admit_worker(0, 2))
     beside = RedisStore(access.admit_worker(1, 1))
@@ -192,7 +192,7 @@ def test_a_newer_incarnation_shuts_the_older_out(access: Access, worker: RedisSt
 
 
 def test_an_incarnation_may_still_write_beside_the_next_until_it_is_dismissed(
-    access: Access, worker: RedisStore
+    access: StoreUsers, worker: RedisStore
 ):
     next_one = RedisStore(access.admit_worker(0, 2, beside=1))
     worker.ping()
@@ -204,10 +204,10 @@ def test_an_incarnation_may_still_write_beside_the_next_until_it_is_dismissed(
 
 
 def test_a_run_removes_its_users_and_leaves_those_of_others(server: PrivateRedis):
-    former, other = Access(server.url, "ab12cd34:1"), Access(server.url, "ff12cd34:1")
+    former, other = StoreUsers(server.url, "ab12cd34:1"), StoreUsers(server.url, "ff12cd34:1")
     former.admit_worker(3, 1)
     other.admit_worker(0, 1)
-    newer = Access(server.url, "ab12cd34:2")
+    newer = StoreUsers(server.url, "ab12cd34:2")
     newer.admit_worker(0, 1)
     everyone = {"default", "master", "speedo-ff12cd34-1-w0-1", "speedo-ab12cd34-2-w0-1"}
     assert users(server) == everyone, "a newer epoch shuts the former one out"
@@ -223,7 +223,7 @@ def test_a_run_removes_its_users_and_leaves_those_of_others(server: PrivateRedis
 def test_workers_go_on_when_redis_comes_back(saved: bool):
     """Our own server knows its users again by itself; to another, the master tells them within a second or so."""
     with PrivateRedis() as server:
-        access = Access(server.url, RUN, saved=saved)
+        access = StoreUsers(server.url, RUN, saved=saved)
         worker = RetryingStore(RedisStore(access.admit_worker(0, 1)), patience_s=30)
         gone = access.admit_worker(1, 1)
         access.dismiss(1, 1)
@@ -241,7 +241,7 @@ def test_workers_go_on_when_redis_comes_back(saved: bool):
 
 def test_users_that_the_server_could_not_save_are_restored_by_the_master():
     with PrivateRedis() as server:
-        access = Access(server.url, RUN, saved=True)
+        access = StoreUsers(server.url, RUN, saved=True)
         file = server._home / "users.acl"
         text = file.read_text()
         file.unlink()
@@ -257,7 +257,7 @@ def test_users_that_the_server_could_not_save_are_restored_by_the_master():
 
 def test_who_leaves_while_redis_is_away_stays_out():
     with PrivateRedis() as server:
-        access = Access(server.url, RUN, saved=True)
+        access = StoreUsers(server.url, RUN, saved=True)
         worker = RedisStore(access.admit_worker(0, 1))
         os.kill(server.process_id, signal.SIGKILL)
         access.dismiss(0, 1)
@@ -271,7 +271,7 @@ def test_where_users_cannot_be_made_all_share_the_masters_url(server: PrivateRed
     rules = ("on", ">given", "~*", "+@all", "-acl")
     raw.redis.execute_command("ACL", "SETUSER", "plain", *rules)
     url = f"redis://plain:given@{server.address}/0"
-    access = Access(url, RUN)
+    access = StoreUsers(url, RUN)
     assert "all of them share one password. Use Redis 7.0 or later" in (access.problem() or "")
     assert access.admit_worker(0, 1) == access.admit_reader() == url
     access.dismiss(0, 1)
@@ -287,7 +287,7 @@ def test_the_rights_that_the_documentation_asks_for_are_enough(server, raw: RawC
     )
     raw.redis.execute_command("ACL", "SETUSER", "given", *rules.split())
     url = f"redis://given:given@{server.address}/0"
-    own, access = RedisStore(url, chunk_bytes=100), Access(url, RUN)
+    own, access = RedisStore(url, chunk_bytes=100), StoreUsers(url, RUN)
     assert own.check_server() == []
     assert access.problem() is None
     put(own, CENTER)
@@ -305,7 +305,7 @@ def test_the_rights_that_the_documentation_asks_for_are_enough(server, raw: RawC
     assert users(server) == {"default", "master"}
 
 
-def test_secrets_are_in_no_command_line_and_no_text(server: PrivateRedis, access: Access):
+def test_secrets_are_in_no_command_line_and_no_text(server: PrivateRedis, access: StoreUsers):
     url = access.admit_worker(0, 1)
     secrets = [one.split("@")[0].rsplit(":", 1)[1] for one in (server.url, url)]
     assert [len(secret) for secret in secrets] == [48, 48]

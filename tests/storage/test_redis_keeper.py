@@ -13,7 +13,7 @@ import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
-from speedo.storage.redis.users import Access
+from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, is_alive, put
 from tests.support.commands import wait_until
@@ -72,7 +72,7 @@ def test_it_comes_back_every_time():
 
 def test_a_killed_keeper_is_replaced_with_the_same_address_password_and_users():
     with PrivateRedis(unix_socket=True) as server:
-        access = Access(server.url, "run:0", saved=True)
+        access = StoreUsers(server.url, "run:0", saved=True)
         worker = RetryingStore(RedisStore(access.admit_worker(3, 1)), patience_s=20)
         for _ in range(2):
             assert server._keeper is not None

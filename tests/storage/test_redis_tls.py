@@ -12,7 +12,7 @@ import pytest
 from speedo.errors import StoreError, StoreUnavailableError
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis.certificate import make_certificate
-from speedo.storage.redis.users import Access
+from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, put
 
@@ -62,7 +62,7 @@ def test_the_key_is_for_its_owner_alone(secure: PrivateRedis):
 
 def test_after_a_restart_the_same_authority_and_users_hold():
     with PrivateRedis(tls=True) as server:
-        access = Access(server.url, "r:1", ca_pem=server.ca_pem, saved=True)
+        access = StoreUsers(server.url, "r:1", ca_pem=server.ca_pem, saved=True)
         url = access.admit_worker(0, 1)
         store = RedisStore(url, ca_pem=server.ca_pem)
         worker = RetryingStore(store, patience_s=20)

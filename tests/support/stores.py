@@ -196,7 +196,7 @@ class Http(_Server):
         return f"http://127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "http.server", "--threads", "bind=127.0.0.1", str(self.port)]
+        return [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(self.port)]
 
 
 @pytest.fixture(scope="module")

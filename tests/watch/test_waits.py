@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from speedo.system.process_state import states_of, takes_signal, writes_to
-from speedo.watch.waits import Seen, lines_of, look, stacks_in
+from speedo.watch.waits import SeenProcess, lines_of, look, stacks_in
 from tests.support.commands import wait_until
 
 WORKER = """
@@ -50,7 +50,7 @@ def hanging(run: Path, name: str, hang: str) -> Iterator[subprocess.Popen[bytes]
         child.wait()
 
 
-def seen_in(run: Path) -> Seen:
+def seen_in(run: Path) -> SeenProcess:
     (found,) = look(run)
     return found
 
@@ -123,13 +123,16 @@ def test_what_a_worker_does_follows_from_where_it_is(inner: str, function: str, 
     found = stacks_in(STACKS.format(inner=inner, function=function))
     assert [stack.thread for stack in found] == ["0x00007f01", "0x00007f02"]
     state = states_of([os.getpid()])[os.getpid()]
-    assert Seen("worker 1", 1, Path("log"), state, found).doing == doing
+    assert SeenProcess("worker 1", 1, Path("log"), state, found).doing == doing
 
 
 def test_a_team_waits_for_the_member_that_does_not_wait() -> None:
     state = states_of([os.getpid()])[os.getpid()]
     seen = [
-        Seen(f"worker {worker}", 4711, Path("log"), state, stacks_in(STACKS.format(inner=inner, function="step")))
+        SeenProcess(
+            f"worker {worker}", 4711, Path("log"), state,
+            stacks_in(STACKS.format(inner=inner, function="step")),
+        )
         for worker, inner in enumerate(("speedo/exchange/team_meeting.py", "speedo/engines/pycaffe.py"))
     ]  # fmt: skip
     owed = [{"worker": one, "since_s": 1.5, "deadline_s": 12.0, "team": [0, 1]} for one in (0, 1)]

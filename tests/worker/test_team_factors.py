@@ -13,7 +13,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.exchange.factors import Factors, Product
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.messages import Kind, Refused, Trained
-from speedo.worker.team_gradients import Leaving
+from speedo.worker.team_gradients import OutgoingSum
 from speedo.worker.team_memory import TeamMemory
 from tests.worker.test_team_turn import InProcesses, Members
 
@@ -118,7 +118,9 @@ def test_blobs_leave_once_all_members_of_the_host_have_them_and_products_do_not(
     memory = TeamMemory.over(bytearray(TeamMemory.bytes_for(2, 4, LAYOUT)), 2, 4, LAYOUT)
     for number, payload in enumerate(memory.payloads):
         payload[:] = np.arange(SIZE) + number
-    leaving = Leaving(memory, LAYOUT, PRODUCTS, 7, [np.float32(1), np.float32(1)], np.float32(0.25))
+    leaving = OutgoingSum(
+        memory, LAYOUT, PRODUCTS, 7, [np.float32(1), np.float32(1)], np.float32(0.25)
+    )
     left: list[tuple[int, int]] = []
     leaving.reduction = Left(left)
     assert leaving.values.size == SIZE - 620
@@ -136,7 +138,7 @@ def test_blobs_leave_once_all_members_of_the_host_have_them_and_products_do_not(
     leaving.give_back()
     kept = [*range(3), *range(603, 610), *range(630, 640)]
     assert np.flatnonzero(memory.center == -1).tolist() == kept
-    whole = Leaving(memory, LAYOUT, (), 8, [np.float32(1), np.float32(1)], np.float32(0.25))
+    whole = OutgoingSum(memory, LAYOUT, (), 8, [np.float32(1), np.float32(1)], np.float32(0.25))
     assert whole.values is memory.center
 
 

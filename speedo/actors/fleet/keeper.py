@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 from speedo.actors.fleet.seats import Seat
 from speedo.actors.host_manager import check_records, left_because
-from speedo.actors.join.host_link import Failed, HostLink, Leave, Over, Stopped
+from speedo.actors.join.host_link import HostFailed, HostLink, Leave, Over, Stopped
 from speedo.actors.ray_node.ports import ring_ports, server_port
 from speedo.actors.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
@@ -246,7 +246,9 @@ class NodeKeeper:
                 link.tell(Stopped())
             elif last_died is not None:
                 link.tell(
-                    Failed(EngineError(f"every worker of this host died, the last: {last_died}"))
+                    HostFailed(
+                        EngineError(f"every worker of this host died, the last: {last_died}")
+                    )
                 )
                 self.leave("its workers died")
             time.sleep(STATUS_S)
@@ -293,7 +295,7 @@ class NodeKeeper:
             yield
         except SpeedoError as error:
             if self._link is not None:
-                self._link.tell(Failed(error))
+                self._link.tell(HostFailed(error))
             raise
 
     def change(self, seats: tuple[Seat, ...]) -> None:

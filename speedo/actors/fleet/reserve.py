@@ -1,8 +1,8 @@
 """Keeps places for workers on a Ray cluster between runs: `python -m ... FD`, a connection to who wants them.
 
 It is a process of its own: the one that trains joins the cluster by itself, which a process can do once at a time. In
-each place a `Holder` waits. It gets the cluster's address, what each place has, and how many there are to be; then each
-message is answered with what is held. At the end of the connection all places are free.
+each place a `PlaceHolder` waits. It gets the cluster's address, what each place has, and how many there are to be; then
+each message is answered with what is held. At the end of the connection all places are free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANSWER_S: Final = 60.0
 CLUSTER: Final = "the Ray cluster"
 
 
-class Holder:
+class PlaceHolder:
     """A process in a place; a node whose Python cannot import SpeeDO cannot start it."""
 
     def facts(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Reservation:
         for seat in seats:
             if seat.key not in self._holders:
                 self._holders[seat.key] = actor_class(
-                    Holder, **seat.options(self._seats.needs)
+                    PlaceHolder, **seat.options(self._seats.needs)
                 ).remote()
         asked = {key: holder.facts.remote() for key, holder in self._holders.items()}
         workers, failures = [], []

@@ -113,13 +113,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class HostFailed:
     """An error that the user can fix."""
 
     error: SpeedoError
 
 
-Ending = Over | Stopped | Failed
+Ending = Over | Stopped | HostFailed
 
 
 def _bounded(made: socket.socket) -> Connection:

@@ -17,7 +17,7 @@ from speedo.actors.join.host_link import (
     FOLDER,
     RESOURCE,
     CommandLink,
-    Failed,
+    HostFailed,
     Leave,
     Offer,
     Over,
@@ -124,7 +124,7 @@ def serve_worker(
             if not kept:
                 shutil.rmtree(logs, ignore_errors=True)
             return ending.status if isinstance(ending, Over) else None
-        if isinstance(ending, Failed):
+        if isinstance(ending, HostFailed):
             raise ending.error
         if isinstance(ending, Lost):
             crashes = 0
@@ -161,7 +161,7 @@ def _stay(
     grace_s: float,
     watch: Watch,
     addresses: list[str],
-) -> Over | Stopped | Failed | Lost | Crashed:
+) -> Over | Stopped | HostFailed | Lost | Crashed:
     """How a stay in the cluster ended. Raises what a signal asks for, and `ClusterError` for a master that refuses.
 
     `addresses` are the first one, that of this master and that of its latest standby.
@@ -238,7 +238,7 @@ def _follow(
     timeout_s: float,
     watch: Watch,
     addresses: list[str],
-) -> Over | Stopped | Failed | Lost | Crashed:
+) -> Over | Stopped | HostFailed | Lost | Crashed:
     """Show what the keeper of this host says until it reports how its stay ended, or whatever else ends it."""
     began = unkept = time.monotonic()
     deadline = math.inf
@@ -268,7 +268,7 @@ def _follow(
             trains = True
             if told.standby:
                 addresses[:] = _where_masters_may_be(addresses[0], offer.address, told.standby)
-        elif isinstance(told, Over | Failed):
+        elif isinstance(told, Over | HostFailed):
             return told
         elif isinstance(told, Stopped):
             break

@@ -34,7 +34,7 @@ _SUM: Final = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFile:
     """A file that was fetched: its name below the folder, its bytes, and what changes in the store when it does."""
 
     name: str
@@ -64,7 +64,7 @@ def fetch(
     name: str | None = None,
     sha256: str | None = None,
     progress: Progress = silent,
-) -> list[Fetched]:
+) -> list[FetchedFile]:
     """Fetch the file or all files below the folder at `uri` into `folder`; what is there unchanged is kept.
 
     With `name` the file gets that name, and the files of a folder come into a folder of that name.
@@ -85,7 +85,7 @@ def fetch(
     sums = _published_sums(remote, found)
     before = _record(folder)
     total = sum(int(info["size"] or 0) for info in found.values())
-    done, kept = 0, dict[str, Fetched]()
+    done, kept = 0, dict[str, FetchedFile]()
     folder.mkdir(parents=True, exist_ok=True)
     _write_record(folder, before)  # from now on it shows that what is here was fetched
     for file, info in sorted(found.items()):
@@ -197,7 +197,7 @@ def _version(info: dict[str, Any]) -> str:
     return json.dumps([str(info.get("size")), *(str(info[one]) for one in known if info.get(one))])
 
 
-def _unchanged(path: Path, former: Fetched, version: str, wanted: str) -> bool:
+def _unchanged(path: Path, former: FetchedFile, version: str, wanted: str) -> bool:
     if former.version != version or (wanted and former.sha256 != wanted):
         return False
     with suppress(OSError):
@@ -214,7 +214,7 @@ def _fetch_one(
     done: int,
     total: int,
     progress: Progress,
-) -> Fetched:
+) -> FetchedFile:
     # A name of 255 bytes leaves no room for more.
     part = target.with_name(f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.{os.getpid()}.part")
     digest, size = hashlib.sha256(), 0
@@ -246,7 +246,7 @@ def _fetch_one(
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    return Fetched(name, size, digest.hexdigest(), version)
+    return FetchedFile(name, size, digest.hexdigest(), version)
 
 
 def _chunks(remote: Remote) -> Iterator[bytes]:
@@ -263,15 +263,15 @@ def _chunks(remote: Remote) -> Iterator[bytes]:
             yield chunk
 
 
-def _record(folder: Path) -> dict[str, Fetched]:
+def _record(folder: Path) -> dict[str, FetchedFile]:
     try:
         read = json.loads(read_bytes(folder / RECORD, MOST_RECORD_BYTES))
-        return {one["name"]: Fetched(**one) for one in read}
+        return {one["name"]: FetchedFile(**one) for one in read}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
 
-def _write_record(folder: Path, files: dict[str, Fetched]) -> None:
+def _write_record(folder: Path, files: dict[str, FetchedFile]) -> None:
     text = json.dumps([asdict(files[name]) for name in sorted(files)], indent=1)
     with written_whole(folder / RECORD) as file:
         file.write(text.encode())

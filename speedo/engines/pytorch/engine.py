@@ -18,7 +18,7 @@ import torch
 from google.protobuf import text_format
 from torch import Tensor
 
-from speedo.engines.base import Done, Schedule, nobody
+from speedo.engines.base import Done, RateSchedule, nobody
 from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import WHOLE, Part, PartOfTest, combined
 from speedo.engines.files import WrittenModel
@@ -62,7 +62,7 @@ class PytorchEngine:
         self,
         solver_text: str,
         *,
-        lr_policy: Schedule,
+        lr_policy: RateSchedule,
         rank: int = 0,
         count: int = 1,
         folder: Path | None = None,

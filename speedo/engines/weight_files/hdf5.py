@@ -17,8 +17,8 @@ import numpy as np
 from speedo.engines.weight_files.stored import (
     DamagedError,
     Piece,
-    State,
     Stored,
+    StoredState,
     Table,
     exactly,
     reading,
@@ -45,12 +45,12 @@ def read_layers(path: Path) -> list[tuple[str, Blobs]]:
         return list(_layers(file, data, "", 0))
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> StoredState:
     """A `.solverstate.h5`. Raises `EngineError`."""
     with _opened(path, "the state of a solver in HDF5") as file:
         history = file.child(file.root, "history")
         blobs = dict(file.children(history))
-        return State(
+        return StoredState(
             file.number("iter"),
             file.text("learned_net"),
             file.number("current_step"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from speedo.engines.weight_files import hdf5, wire
-from speedo.engines.weight_files.stored import State, Stored, Table, reading, size_of
+from speedo.engines.weight_files.stored import Stored, StoredState, Table, reading, size_of
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> StoredState:
     """The state in a file; which form it has, its content says. Raises `EngineError`."""
     with reading(path, "a .solverstate of Caffe") as file:
         if not file.peek(len(hdf5.SIGNATURE)).startswith(hdf5.SIGNATURE):
@@ -25,5 +25,5 @@ def read_state(path: Path) -> State:
                 elif field.number == 3 and field.kind == wire.DELIMITED:
                     what = f"blob {len(history)} of the history"
                     history.append(wire.blob(file, field, path, what, table)[0])
-            return State(numbers[1], learned, numbers[4], tuple(history))
+            return StoredState(numbers[1], learned, numbers[4], tuple(history))
     return hdf5.read_state(path)

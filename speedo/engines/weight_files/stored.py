@@ -79,7 +79,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StoredState:
     """A solver's state: Caffe's SolverState without the values of its history."""
 
     iteration: int

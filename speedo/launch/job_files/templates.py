@@ -22,7 +22,7 @@ SHARED_MEMORY: Final = "1Gi"
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingJob:
     """What is to be trained, and by how many: `nodes` hosts or pods with `workers` each.
 
     `options` are those of `speedo master`, with SOLVER. `cpus` are cores for each worker, `memory` is for one host or
@@ -54,7 +54,7 @@ class Training:
 
 
 def slurm(
-    training: Training,
+    training: TrainingJob,
     *,
     time: str = "04:00:00",
     partition: str = "",
@@ -103,7 +103,7 @@ def slurm(
 
 
 def kubernetes(
-    training: Training, *, image: str = "speedo", storage: str = "1Gi", data_claim: str = ""
+    training: TrainingJob, *, image: str = "speedo", storage: str = "1Gi", data_claim: str = ""
 ) -> str:
     """Jobs for a master and its workers, with service, network policy and volume.
 
@@ -129,7 +129,7 @@ def kubernetes(
 
 
 def kuberay(
-    training: Training,
+    training: TrainingJob,
     *,
     image: str = "speedo",
     ray_version: str,
@@ -157,7 +157,7 @@ def kuberay(
 
 
 def systemd(
-    training: Training,
+    training: TrainingJob,
     *,
     role: str,
     address: str,

@@ -19,7 +19,7 @@ from speedo.master.meeting import Group
 from speedo.run.between_hosts import between_hosts
 from speedo.run.open_store import is_near, this_machine
 from speedo.run.script.turns import TurnSource
-from speedo.run.script_link import Meet, Start
+from speedo.run.script_link import MeetScripts, Start
 
 FOLDER: Final = "collective"  # in the run's memory on this host
 AGAIN_S: Final = 0.02  # before the master is asked again whether all have come
@@ -56,7 +56,7 @@ def gather(
     while True:
         # Without memory that it shares a worker is a host of its own.
         place = f"{this_machine()}:{memory or os.getpid()}"
-        meet = Meet(after, place, call)
+        meet = MeetScripts(after, place, call)
         met = turns.meet(meet)
         with paused() if met.late and met.group is None else nullcontext(_nothing) as say_again:
             group = met.group or _next_group(turns, meet, deadline, patience_s, say_again)
@@ -74,7 +74,7 @@ def _nothing() -> None:
 
 def _next_group(
     turns: TurnSource,
-    meet: Meet,
+    meet: MeetScripts,
     deadline: float,
     patience_s: float,
     say_again: Callable[[], None],
@@ -106,14 +106,14 @@ def _met(start: Start, turns: TurnSource, group: Group, memory: Path | None) -> 
 
     def gone() -> str:
         try:
-            turns.meet(Meet(group.number))
+            turns.meet(MeetScripts(group.number))
         except TeamBrokenError as error:
             return str(error)
         return ""
 
     def others_wait() -> bool:
         with suppress(TeamBrokenError):  # the call will show it
-            return turns.meet(Meet(group.number)).others_wait
+            return turns.meet(MeetScripts(group.number)).others_wait
         return False
 
     def gathered(collective: Collective | SpreadCollective) -> Gathered:

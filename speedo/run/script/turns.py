@@ -20,11 +20,12 @@ from speedo.exchange.served_vectors import PATIENCE_S
 from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Records, Refused, SaveState, StateSaved, Tested, Train, Trained
 from speedo.run.script_link import (
+    AtTest,
     Done,
     Failed,
     FromScript,
     Hello,
-    Meet,
+    MeetScripts,
     Met,
     Missing,
     Raised,
@@ -33,7 +34,6 @@ from speedo.run.script_link import (
     StopRun,
     TestLease,
     TestPart,
-    TestPoint,
     TestTurn,
     ToScript,
 )
@@ -89,7 +89,7 @@ class TurnSource:
         with suppress(EOFError, OSError):  # the run is gone
             self._ask(NotDealt(number))
 
-    def meet(self, meet: Meet) -> Met:
+    def meet(self, meet: MeetScripts) -> Met:
         """The next group of workers for collectives, or how the present one is. Raises `TeamBrokenError`."""
         try:
             answer = self._ask(meet)
@@ -155,7 +155,7 @@ class TurnSource:
     def test_turn(self, number: int, records: int) -> TestTurn:
         """Whether this worker takes part in the test of this number."""
         with suppress(EOFError, OSError):
-            answer = self._ask(TestPoint(number, records))
+            answer = self._ask(AtTest(number, records))
             assert isinstance(answer, TestTurn)
             return answer
         return TestTurn(takes_part=False)
@@ -164,7 +164,7 @@ class TurnSource:
         """Wait, in the pause for the test of this number, for the version to test; None if there is none."""
         with suppress(EOFError, OSError):
             while True:
-                answer = self._ask(TestPoint(number, pauses=True))
+                answer = self._ask(AtTest(number, pauses=True))
                 assert isinstance(answer, TestTurn)
                 if not answer.takes_part or answer.version is not None:
                     return answer.version if answer.takes_part else None

@@ -1,7 +1,7 @@
 """A Redis user for every worker of a run, with only the rights that it needs.
 
 The master creates the user when it admits a worker, and removes it with its connections when the worker leaves. A
-private server keeps its users across a restart. On any other server, `Access` checks every second that they still
+private server keeps its users across a restart. On any other server, `StoreUsers` checks every second that they still
 exist. If users cannot be created, all processes share the master's URL.
 
 A worker reads centers and writes under its own prefixes; a reader reads centers; a host writes the one range that it
@@ -86,7 +86,7 @@ class _User:
 
 
 class NoUsers:
-    """In the place of `Access` where there is no Redis: the folder in shared memory is this user's, and has no URL."""
+    """For `StoreUsers` where there is no Redis: the folder in shared memory is this user's, and has no URL."""
 
     def admit_worker(self, worker: int, incarnation: int, beside: int | None = None) -> str:
         return ""
@@ -101,7 +101,7 @@ class NoUsers:
         pass
 
 
-class Access:
+class StoreUsers:
     """Manages the users of the store at `url`, the master's URL, for the keys of `keyspace`.
 
     `keyspace` is a run, or a run and its epoch (`ab12cd34:1`). `saved` says that the server keeps its users in a file,

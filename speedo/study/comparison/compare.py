@@ -22,14 +22,14 @@ from speedo.study.comparison.one_run import RunFiles, command_of, make
 from speedo.study.comparison.outcome import histories, write_outcome
 from speedo.study.comparison.sequential import engine_of, spec_of
 from speedo.study.comparison.throughput import ROUGH_S, Forecasts, calibration_of, measured
-from speedo.study.comparison.wish import Planned, ScriptWish, Wish, keep_wish, runs_of
+from speedo.study.comparison.wish import ComparisonWish, Planned, ScriptWish, keep_wish, runs_of
 from speedo.watch.report.figures import SEQUENTIAL, Figures, figures_of
 from speedo.watch.status_text import in_words
 
 LOCK: Final = "lock"
 
 
-class Watch(Protocol):
+class ComparisonProgress(Protocol):
     """Shows the progress of a comparison."""
 
     def note(self, text: str) -> None: ...
@@ -42,7 +42,7 @@ class Watch(Protocol):
 class Comparison(ABC):
     """A comparison that is ready to be made. `problems` are the runs that failed, with what they said."""
 
-    wish: Wish | ScriptWish
+    wish: ComparisonWish | ScriptWish
     folder: Path
     runs: list[Planned]
     problems: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Comparison(ABC):
         """How far a run is."""
         return f"iteration {iteration}"
 
-    def make(self, watch: Watch) -> Figures | None:
+    def make(self, watch: ComparisonProgress) -> Figures | None:
         """Make what is missing. The figures of all runs; None where none has merged anything.
 
         Raises `ConfigError` for a folder that is not this comparison's, and `KeyboardInterrupt` once the run that was
@@ -82,7 +82,7 @@ class Comparison(ABC):
                     figures = self.outcome(forecasts)
             return figures or self.outcome(forecasts)
 
-    def _one(self, number: int, run: Planned, rates: _Rates, watch: Watch) -> bool:
+    def _one(self, number: int, run: Planned, rates: _Rates, watch: ComparisonProgress) -> bool:
         """Make one run, if it is not finished; whether there was anything to do."""
         place = RunFiles(self.folder, run.name)
         if place.state(run.max_iter) == "finished":
@@ -116,7 +116,7 @@ class Comparison(ABC):
 class SolverComparison(Comparison):
     """Sequential Caffe and the modes, by a solver, which has `records` to train on."""
 
-    wish: Wish
+    wish: ComparisonWish
     spec: SolverSpec = field(kw_only=True)
     records: int = field(kw_only=True)
 
@@ -157,7 +157,7 @@ class SolverComparison(Comparison):
         return figures
 
 
-def _trained(wish: Wish) -> str:
+def _trained(wish: ComparisonWish) -> str:
     counts = ", ".join(map(str, wish.workers))
     text = f"{', '.join(wish.modes)} with {counts} workers, for {wish.longer:g} times the epochs of sequential Caffe; "
     for name, values in wish.sweeps.items():
@@ -210,7 +210,7 @@ def _in_words(left: float | None) -> str:
     return "" if left is None else f", {in_words(left)} left"
 
 
-def prepared(wish: Wish, folder: Path, note: Callable[[str], None]) -> SolverComparison:
+def prepared(wish: ComparisonWish, folder: Path, note: Callable[[str], None]) -> SolverComparison:
     """Read and check everything before the first run. Raises `ConfigError`, `SolverError`, `DataError`."""
     options = {**wish.options, "solver": wish.solver}
     spec = spec_of(options, engine_of(options, note))

@@ -12,7 +12,7 @@ from typing import Final
 from speedo.errors import DataError
 from speedo.run_dir.directory import METRICS, write_whole
 from speedo.study.comparison.one_run import RunFiles
-from speedo.study.comparison.wish import Planned, ScriptWish, Wish, plain_of
+from speedo.study.comparison.wish import ComparisonWish, Planned, ScriptWish, plain_of
 from speedo.system.json_lines import plain
 from speedo.version import VERSION
 from speedo.watch.report.figures import Figures
@@ -37,7 +37,7 @@ def histories(folder: Path, runs: Sequence[Planned]) -> list[RunHistory]:
 
 def write_outcome(
     folder: Path,
-    wish: Wish | ScriptWish,
+    wish: ComparisonWish | ScriptWish,
     runs: Sequence[Planned],
     figures: Figures,
     name: str,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from speedo.errors import SpeedoError
 from speedo.study.comparison.sequential import engine_of
-from speedo.study.comparison.wish import Planned, Wish, mode_and_rule
+from speedo.study.comparison.wish import ComparisonWish, Planned, mode_and_rule
 from speedo.study.planning.calibrate_by_measuring import measure_solver
 from speedo.study.planning.calibration import Calibration, read_calibration, write_calibration
 from speedo.study.planning.predict import Prediction, predict, shares_of
@@ -25,7 +25,7 @@ START_S: Final = 10.0  # of a run: processes, nets, the last test
 Note = Callable[[str], None]
 
 
-def calibration_of(folder: Path, wish: Wish, note: Note) -> Calibration:
+def calibration_of(folder: Path, wish: ComparisonWish, note: Note) -> Calibration:
     """That of the folder, or one that is measured now and kept there. Raises what `measure_solver` does."""
     path = folder / CALIBRATION
     if path.is_file():
@@ -35,7 +35,7 @@ def calibration_of(folder: Path, wish: Wish, note: Note) -> Calibration:
     return found
 
 
-def measured(wish: Wish, seconds: float, note: Note) -> Calibration:
+def measured(wish: ComparisonWish, seconds: float, note: Note) -> Calibration:
     """Measure the wish's solver on this machine. Raises what `measure_solver` does."""
     options = wish.options
     root = options.get("data_root")

@@ -31,7 +31,7 @@ NOT_SWEPT: Final = ("mode", "rule", "workers", "seed", "solver", "run_dir", "res
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ComparisonWish:
     """One comparison. `sweeps` are options with their values, `options` those that all runs have.
 
     A mode may name its rule, as `parse_modes` says.
@@ -63,7 +63,7 @@ class ScriptWish:
     sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def plain_of(wish: Wish | ScriptWish) -> dict[str, Any]:
+def plain_of(wish: ComparisonWish | ScriptWish) -> dict[str, Any]:
     """The wish as plain data, to be written down and compared."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(wish), default=str))
     return found
@@ -113,7 +113,7 @@ def parse_sweep(text: str, modes: Sequence[str] = ()) -> tuple[str, list[Any]]:
     return name, found
 
 
-def runs_of(wish: Wish, spec: SolverSpec, records: int) -> list[Planned]:
+def runs_of(wish: ComparisonWish, spec: SolverSpec, records: int) -> list[Planned]:
     """All runs, each seed's together and sequential Caffe first. Raises `ConfigError` with all that is wrong."""
     epoch = records / spec.batch
     poly = spec.lr_policy.policy == "poly"  # its rates depend on where a run ends
@@ -233,7 +233,7 @@ def parse_modes(text: str) -> tuple[str, ...]:
     return modes
 
 
-def keep_wish(folder: Path, wish: Wish | ScriptWish) -> None:
+def keep_wish(folder: Path, wish: ComparisonWish | ScriptWish) -> None:
     """Write the wish into a new folder, or check that it is the one that is there. Raises `ConfigError`."""
     path = folder / FILE
     try:

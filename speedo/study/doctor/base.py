@@ -24,7 +24,7 @@ OWN_MODELS: Final = 3  # the center as fetched, the payload, and what was traine
 
 
 @dataclass(frozen=True, slots=True)
-class Net:
+class BuiltNet:
     """The built net: bytes of one exchange, and the memory of a step.
 
     `snapshots` is how many times the bytes of the model all snapshots take, with the solver's histories. `micro_batch`
@@ -71,7 +71,7 @@ class NodeRequest:
     own: bool = False
     ignore_unknown: bool = False
     micro_batch: str = ""
-    net: Net | None = None
+    net: BuiltNet | None = None
 
 
 @dataclass(frozen=True, slots=True)

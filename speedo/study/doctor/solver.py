@@ -29,7 +29,7 @@ from speedo.run.chosen_solver import chosen_solver
 from speedo.run.config.combinations import OF_AN_ENGINE, found_in
 from speedo.run.datasets import preparable_dataset
 from speedo.run.remote_inputs import located
-from speedo.study.doctor.base import Finding, Net, NodeRequest, fail, ok, size, warn
+from speedo.study.doctor.base import BuiltNet, Finding, NodeRequest, fail, ok, size, warn
 from speedo.study.doctor.step import step_finding
 
 BUILD_S: Final = 60.0
@@ -51,7 +51,7 @@ def choice_of(request: NodeRequest, facts: dict[str, Any]) -> EngineChoice:
 
 def examine_solver(
     request: NodeRequest, facts: dict[str, Any], choice: EngineChoice = CAFFE
-) -> tuple[list[Finding], Net | None]:
+) -> tuple[list[Finding], BuiltNet | None]:
     """Findings about solver, data and net; the net is None if it could not be built.
 
     If a worker's node has no solver, the one in the master's `facts` is checked.
@@ -106,7 +106,7 @@ def examine_solver(
     found += [warn("data", text, "put the whole file in its place") for text in net.notes]
     written = 1 + (spec.max_iter // spec.snapshot if spec.snapshot > 0 else 0)
     models = written * (1 + RULES[spec.type].vectors)  # with the solver's history
-    return found, Net(net.nbytes, net.memory, models, choice.engine, choice.micro_batch)
+    return found, BuiltNet(net.nbytes, net.memory, models, choice.engine, choice.micro_batch)
 
 
 def _read(request: NodeRequest, facts: dict[str, Any], choice: EngineChoice) -> SolverSpec:

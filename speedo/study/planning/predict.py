@@ -60,7 +60,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlanWish:
     """What to predict. `split` None is the default of the mode, as in `speedo train`."""
 
     modes: Sequence[str]
@@ -70,7 +70,7 @@ class Wish:
     seed: int = 0
 
 
-def predict_all(calibration: Calibration, site: Site, wish: Wish) -> list[Prediction]:
+def predict_all(calibration: Calibration, site: Site, wish: PlanWish) -> list[Prediction]:
     """One prediction for each combination; without those whose split batch is smaller than the number of workers."""
     found = []
     for mode in wish.modes:

@@ -22,7 +22,7 @@ from speedo.engines.solver import SolverSpec
 from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.errors import ConfigError, SolverError
 from speedo.run.scratch import scratch_folder
-from speedo.study.scoring.models import Model
+from speedo.study.scoring.models import ScoredModel
 from speedo.study.scoring.score import Score, ScoringListener, score_models
 from speedo.system.remedies import lacking
 
@@ -31,7 +31,7 @@ USUAL_BATCHES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationRecords:
     """The records that the ranges are taken from: batches of the training data, with the batch of the test net."""
 
     training: SolverSpec
@@ -40,7 +40,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8:
+class Int8Scores:
     """The scores by kind of weights, `per_tensor` and `per_channel`, and why.
 
     `layers` are those with weights and their types, with the signal to noise of each quantised alone, in decibels by
@@ -55,13 +55,13 @@ class Int8:
 
 def score_in_int8(
     spec: SolverSpec,
-    model: Model,
+    model: ScoredModel,
     workers: int,
     progress: ScoringListener,
     choice: EngineChoice,
-    calibration: Calibration,
+    calibration: CalibrationRecords,
     note: Callable[[str], None],
-) -> Int8:
+) -> Int8Scores:
     """The scores of a quantised model by the test nets of `spec`. Raises `ConfigError`, `EngineError`."""
     if sentences := [
         *filter(None, (lacking(one, "onnx", "--int8") for one in ("onnx", "onnxruntime")))
@@ -96,7 +96,7 @@ def score_in_int8(
             note(f"int8: scores with weights {kind.replace('_', ' ')}")
             quantised = replace(spec, text=to_text(parameter), python_layers=modules)
             (scores[kind],) = score_models(quantised, [model], workers, progress, choice, known)
-    return Int8(scores, layers, tuple(in_float), records)
+    return Int8Scores(scores, layers, tuple(in_float), records)
 
 
 def _quantised(
@@ -104,7 +104,7 @@ def _quantised(
     parts: Split,
     origin: str,
     model: Path,
-    calibration: Calibration,
+    calibration: CalibrationRecords,
     trials: Trials,
     folder: Path,
 ) -> tuple[Mapping[str, Any], int]:

@@ -20,14 +20,14 @@ _SNAPSHOT: Final = re.compile(r"_iter_(\d{1,10})\.caffemodel(\.h5)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ScoredModel:
     """A file of weights; `iteration` is the one that it was made at, None if that is not known."""
 
     path: Path
     iteration: int | None = None
 
 
-def models_of(weights: Path, *, snapshots: bool) -> list[Model]:
+def models_of(weights: Path, *, snapshots: bool) -> list[ScoredModel]:
     """The models that `--weights` names: a file, or of a run its model, or else its newest snapshot.
 
     With `snapshots` all snapshots of the run, and then its model if that is none of them. Raises `ConfigError`.
@@ -41,7 +41,9 @@ def models_of(weights: Path, *, snapshots: bool) -> list[Model]:
             raise ConfigError(
                 f"--weights names {weights}, which does not exist or is no file; give a .caffemodel or a run directory"
             )
-        return [Model(weights, best_iteration(weights) if weights.name == BEST_MODEL else None)]
+        return [
+            ScoredModel(weights, best_iteration(weights) if weights.name == BEST_MODEL else None)
+        ]
     if not any((weights / name).exists() for name in (METRICS, RESULT, CONFIG)):
         raise ConfigError(f"--weights names {weights}, which is no run directory; give a run")
     found, last = snapshots_in(weights), _last_model(weights)
@@ -56,13 +58,13 @@ def models_of(weights: Path, *, snapshots: bool) -> list[Model]:
     return [*found, last] if alone and last is not None else found
 
 
-def snapshots_in(run: Path) -> list[Model]:
+def snapshots_in(run: Path) -> list[ScoredModel]:
     """The snapshots of a run by iteration."""
-    found: dict[int, Model] = {}
+    found: dict[int, ScoredModel] = {}
     for path in sorted(run.iterdir()):
         named = _SNAPSHOT.search(path.name)
         if named and named.end() == len(path.name) and path.is_file():
-            found[int(named[1])] = Model(path, int(named[1]))
+            found[int(named[1])] = ScoredModel(path, int(named[1]))
     return [found[iteration] for iteration in sorted(found)]
 
 
@@ -86,9 +88,9 @@ def best_iteration(model: Path) -> int | None:
     return None
 
 
-def _last_model(run: Path) -> Model | None:
+def _last_model(run: Path) -> ScoredModel | None:
     """The model at the end of a run; another place than its directory if that had no room."""
     result = read_result(run / RESULT)
     iteration = None if result is None else int(result["iteration"])
     places = [run / MODEL] + ([] if result is None else [Path(result["model"])])
-    return next((Model(path, iteration) for path in places if path.is_file()), None)
+    return next((ScoredModel(path, iteration) for path in places if path.is_file()), None)

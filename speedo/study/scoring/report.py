@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from speedo.study.scoring.int8 import Int8
+from speedo.study.scoring.int8 import Int8Scores
 from speedo.study.scoring.score import Score
 from speedo.system.foreign_text import aligned
 from speedo.system.json_lines import plain
@@ -52,7 +52,7 @@ def as_table(scores: Sequence[Score]) -> list[str]:
     return aligned(rows, left=(len(names) + 1,))
 
 
-def int8_fields(score: Score, found: Int8, workers: int) -> dict[str, Any]:
+def int8_fields(score: Score, found: Int8Scores, workers: int) -> dict[str, Any]:
     """A score and its quantised ones as plain data."""
     return as_fields(score, workers) | {
         "int8": {
@@ -67,7 +67,7 @@ def int8_fields(score: Score, found: Int8, workers: int) -> dict[str, Any]:
     }
 
 
-def int8_lines(score: Score, found: Int8, workers: int) -> list[str]:
+def int8_lines(score: Score, found: Int8Scores, workers: int) -> list[str]:
     """A score and its quantised ones: an output a line, then the layers that lose most, and those in float."""
     exact = short_scores(score.metrics)
     rounded = {kind: short_scores(one.metrics) for kind, one in found.scores.items()}

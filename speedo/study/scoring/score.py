@@ -24,7 +24,7 @@ from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
 from speedo.run.scratch import scratch_folder
-from speedo.study.scoring.models import Model
+from speedo.study.scoring.models import ScoredModel
 from speedo.study.scoring.scoring_process import BATCH, SCORED
 
 SCORER: Final = "speedo.study.scoring.scoring_process"
@@ -34,7 +34,7 @@ SILENCE_S: Final = 600.0  # without a batch of any child; a batch takes less
 class ScoringListener(Protocol):
     """Hears of what is done, in the thread of the caller."""
 
-    def begin(self, model: Model, batches: int) -> None: ...
+    def begin(self, model: ScoredModel, batches: int) -> None: ...
 
     def passed(self) -> None:
         """One more batch."""
@@ -48,7 +48,7 @@ class Score:
     `batches` are those of each test net.
     """
 
-    model: Model
+    model: ScoredModel
     metrics: Mapping[str, float]
     batches: tuple[int, ...]
     samples: int
@@ -57,7 +57,7 @@ class Score:
 
 def score_models(
     spec: SolverSpec,
-    models: Sequence[Model],
+    models: Sequence[ScoredModel],
     workers: int,
     progress: ScoringListener,
     choice: EngineChoice = CAFFE,
@@ -126,7 +126,7 @@ class _Scorers:
             self._lines.put((index, line))
         self._lines.put((index, None))
 
-    def score(self, model: Model, progress: ScoringListener) -> tuple[list[Part], int]:
+    def score(self, model: ScoredModel, progress: ScoringListener) -> tuple[list[Part], int]:
         """The parts of all children, and the records that they scored."""
         for child in self._children:
             child.say(str(model.path.absolute()))

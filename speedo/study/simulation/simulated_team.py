@@ -16,7 +16,7 @@ from speedo.exchange.collective import Array
 from speedo.exchange.factors import Factors
 from speedo.exchange.vector import Vector
 from speedo.messages import Refused, Team, Train, Trained
-from speedo.worker.membership import BeginSum, Gather, Meet, Reduction, Wait, here_of
+from speedo.worker.membership import BeginSum, Gather, MeetMembers, SumOverHosts, Wait, here_of
 from speedo.worker.team_gradients import room_for_factors
 from speedo.worker.team_memory import TeamMemory
 from speedo.worker.team_turn import team_rounds
@@ -129,7 +129,7 @@ class _Turn:
     ) -> None:
         self._team, self._chance, self._stops = team, chance, stops_after
         self._workers = team.workers
-        self.running: dict[int, Generator[Wait, Reduction | None, Trained]] = {}
+        self.running: dict[int, Generator[Wait, SumOverHosts | None, Trained]] = {}
         self._begun: dict[int, _Reduction] = {}
         self.lost: dict[int, str] = {}  # by worker, why; empty: it died
         self._steps = dict.fromkeys(team.workers, 0)
@@ -178,7 +178,7 @@ class _Turn:
             return self._offer(worker, wait)
         self._meetings[worker] += 1
         here = here_of(self._team, worker)
-        self._meets[worker] = wait.ranks if isinstance(wait, Meet) else here
+        self._meets[worker] = wait.ranks if isinstance(wait, MeetMembers) else here
         return None
 
     def _is_ready(self, worker: int) -> bool:

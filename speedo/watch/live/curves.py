@@ -13,7 +13,7 @@ _generations = itertools.count(1)
 
 
 @dataclass
-class Curve:
+class MeanCurve:
     """Means over equal stretches of iterations.
 
     All points but the last are final within a `generation`. A new one begins when points are merged or taken back.
@@ -61,7 +61,7 @@ class Curve:
 
 
 @dataclass
-class Rate:
+class RateCurve:
     """Samples per second over equal stretches of time, a second each at first; `iteration` is that of the end."""
 
     generation: int = field(default_factory=lambda: next(_generations))
@@ -98,7 +98,9 @@ class Sent:
 
     _seen: dict[str, tuple[int, int, Point | None]] = field(default_factory=dict)
 
-    def news(self, curves: Sequence[tuple[str, Curve | Rate]]) -> dict[str, dict[str, object]]:
+    def news(
+        self, curves: Sequence[tuple[str, MeanCurve | RateCurve]]
+    ) -> dict[str, dict[str, object]]:
         """By the name of a curve: the place `from` which on the reader is to replace its points. Nothing: not changed.
 
         Curves that are gone come with no points.

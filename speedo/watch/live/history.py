@@ -26,7 +26,7 @@ from speedo.run_dir.events import (
 from speedo.run_dir.read_back import MOST_LINE_BYTES
 from speedo.system.files import open_to_read
 from speedo.system.json_lines import values_of
-from speedo.watch.live.curves import Curve, Rate
+from speedo.watch.live.curves import MeanCurve, RateCurve
 
 RECENT_S: Final = 10.0  # images/s are means over this many seconds
 RECENT_RESULTS: Final = 20  # staleness is the mean of this many
@@ -71,12 +71,12 @@ class WorkerHistory:
 
 
 @dataclass
-class History:
+class LogHistory:
     """The content of a log. A line that no run writes is skipped."""
 
-    loss: Curve = field(default_factory=Curve)
-    speed: Rate = field(default_factory=Rate)
-    tests: dict[str, Curve] = field(default_factory=dict)
+    loss: MeanCurve = field(default_factory=MeanCurve)
+    speed: RateCurve = field(default_factory=RateCurve)
+    tests: dict[str, MeanCurve] = field(default_factory=dict)
     workers: dict[int, WorkerHistory] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class History:
     finished: str = ""  # the reason, once the run has ended
     _pace: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def curves(self) -> list[tuple[str, Curve | Rate]]:
+    def curves(self) -> list[tuple[str, MeanCurve | RateCurve]]:
         """All curves by name; those of tests are `test/` and the output."""
         tests = [(f"test/{name}", curve) for name, curve in self.tests.items()]
         return [("loss", self.loss), ("images/s", self.speed), *tests]
@@ -114,7 +114,7 @@ class History:
             case ModelTested():
                 for name, value in event.metrics.items():
                     if not math.isnan(value):
-                        self.tests.setdefault(name, Curve()).add(event.iteration, now, value)
+                        self.tests.setdefault(name, MeanCurve()).add(event.iteration, now, value)
                 self.metrics, self.tested_iteration = event.metrics, event.iteration
             case WorkerJoined():
                 worker = self._worker(event.worker)
@@ -171,7 +171,7 @@ class LogReader:
         self._at, self._inode, self._size = 0, 0, 0
         self._rest = b""
         self._changed_at = time.time()
-        self._events, self.history = EventReader(folder), History()
+        self._events, self.history = EventReader(folder), LogHistory()
 
     def read(self) -> bool:
         """Take what is new, some MB at most; returns whether there is more. A log that is missing is empty."""
@@ -180,7 +180,7 @@ class LogReader:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._inode or facts.st_size < self._at:
                     self._at, self._rest = 0, b""
-                    self._events, self.history = EventReader(self._path.parent), History()
+                    self._events, self.history = EventReader(self._path.parent), LogHistory()
                 self._inode, self._size = facts.st_ino, facts.st_size
                 self._changed_at = facts.st_mtime
                 file.seek(self._at)

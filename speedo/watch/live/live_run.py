@@ -16,7 +16,7 @@ from speedo.run_dir.read_back import read_result
 from speedo.system.foreign_text import clean_values
 from speedo.system.json_lines import plain
 from speedo.watch.control_socket import RunGone, RunSocket, running
-from speedo.watch.live.curves import Curve, Rate, Sent
+from speedo.watch.live.curves import MeanCurve, RateCurve, Sent
 from speedo.watch.live.history import LogReader, WorkerHistory
 
 LOOK_S: Final = 1.0  # between two looks at the run
@@ -134,7 +134,7 @@ class LiveRun:
     def curves(self) -> dict[str, list[tuple[int, float, float]]]:
         """All curves, whole."""
         with self._lock:
-            made: list[tuple[str, Curve | Rate]] = self._reader.history.curves()
+            made: list[tuple[str, MeanCurve | RateCurve]] = self._reader.history.curves()
             return {name: curve.points() for name, curve in made}
 
     def now(self) -> dict[str, Any]:
@@ -238,6 +238,6 @@ class LiveRun:
         return found
 
 
-def _last_value(curve: Curve) -> float:
+def _last_value(curve: MeanCurve) -> float:
     points = curve.points(max(len(curve) - 1, 0))
     return points[-1][2] if points else math.nan

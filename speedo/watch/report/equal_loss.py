@@ -33,7 +33,7 @@ MOST_WINDOWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LossCurve:
     """Loss against images, by rising images; NaN where it is not known."""
 
     images: Points
@@ -60,7 +60,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SeedRange:
     """A figure over seeds: mean, least and most, of `count` runs."""
 
     mean: float
@@ -78,12 +78,12 @@ def window_of(images: float, records: int | None) -> float:
     return part if records is None else min(float(records), part)
 
 
-def curve_of(run: RunHistory, measure: Measure, window: float) -> Curve:
+def curve_of(run: RunHistory, measure: Measure, window: float) -> LossCurve:
     """The loss of a run by this measure; `window` is that of the training loss, in images."""
     return _tests(run) if measure == "test" else smoothed(run.ends, run.losses, window)
 
 
-def smoothed(ends: Sequence[float], losses: Sequence[float], window: float) -> Curve:
+def smoothed(ends: Sequence[float], losses: Sequence[float], window: float) -> LossCurve:
     """The mean loss over the last `window` images, at the end of each piece.
 
     Piece k has the mean loss `losses[k]` over the images from `ends[k - 1]` to `ends[k]`; the first begins at 0.
@@ -93,14 +93,14 @@ def smoothed(ends: Sequence[float], losses: Sequence[float], window: float) -> C
     begins = np.maximum(edges - window, 0.0)
     width = edges - begins
     mean = (area[1:] - np.interp(begins, edges, area)[1:]) / width[1:]
-    return Curve(edges[1:], mean)
+    return LossCurve(edges[1:], mean)
 
 
-def _tests(run: RunHistory) -> Curve:
+def _tests(run: RunHistory) -> LossCurve:
     found = {one.images: loss_in(one.metrics) for one in run.tests}
     known = sorted((images, loss) for images, loss in found.items() if loss is not None)
     columns = np.asarray(known, np.float64).reshape(-1, 2)
-    return Curve(columns[:, 0], columns[:, 1])
+    return LossCurve(columns[:, 0], columns[:, 1])
 
 
 def seconds_at(run: RunHistory, images: float) -> float:
@@ -109,14 +109,16 @@ def seconds_at(run: RunHistory, images: float) -> float:
     return float(np.interp(images, ends, moments)) - run.began
 
 
-def interval_of(values: Sequence[float]) -> Interval | None:
+def interval_of(values: Sequence[float]) -> SeedRange | None:
     """Over seeds; None without a value."""
     if not values:
         return None
-    return Interval(statistics.fmean(values), min(values), max(values), len(values))
+    return SeedRange(statistics.fmean(values), min(values), max(values), len(values))
 
 
-def ratios(above: Mapping[int | None, float], below: Mapping[int | None, float]) -> Interval | None:
+def ratios(
+    above: Mapping[int | None, float], below: Mapping[int | None, float]
+) -> SeedRange | None:
     """`above` over `below` for each seed that both have; where they share none, over the mean of `above`."""
     if not above or not below:
         return None
@@ -127,11 +129,11 @@ def ratios(above: Mapping[int | None, float], below: Mapping[int | None, float])
     return interval_of([mean / value for value in below.values()])
 
 
-def product(first: Interval | None, second: Interval | None) -> Interval | None:
+def product(first: SeedRange | None, second: SeedRange | None) -> SeedRange | None:
     """Two factors of the same seeds; its range is the widest that they allow."""
     if first is None or second is None:
         return None
-    return Interval(
+    return SeedRange(
         first.mean * second.mean,
         first.least * second.least,
         first.most * second.most,

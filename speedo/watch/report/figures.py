@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from speedo.sgd_modes.conditions import name_of_score
 from speedo.watch.report.equal_loss import (
-    Curve,
-    Interval,
+    LossCurve,
     Measure,
+    SeedRange,
     curve_of,
     interval_of,
     product,
@@ -64,17 +64,17 @@ class Series:
     workers: int
     variant: str
     runs: list[RunHistory]
-    curves: list[Curve] = field(default_factory=list)
+    curves: list[LossCurve] = field(default_factory=list)
     forecast: Forecast | None = None
-    epochs: Interval | None = None
-    seconds: Interval | None = None
-    images_per_s: Interval | None = None
-    epoch_factor: Interval | None = None
+    epochs: SeedRange | None = None
+    seconds: SeedRange | None = None
+    images_per_s: SeedRange | None = None
+    epoch_factor: SeedRange | None = None
     at_most: float | None = None
     not_reached: int = 0
-    throughput_factor: Interval | None = None
-    speedup: Interval | None = None
-    accuracy: Interval | None = None
+    throughput_factor: SeedRange | None = None
+    speedup: SeedRange | None = None
+    accuracy: SeedRange | None = None
     published: str = ""
 
     @property
@@ -287,7 +287,7 @@ def _compare(one: Series, figures: Figures) -> None:
         one.epoch_factor = ratios(theirs, own)
     if one.forecast is not None:
         factor = one.forecast.factor
-        one.throughput_factor = Interval(factor, factor, factor, len(one.runs))
+        one.throughput_factor = SeedRange(factor, factor, factor, len(one.runs))
     else:
         inverse = {seed: 1.0 / rate for seed, rate in _rates(figures.reference).items()}
         one.throughput_factor = ratios(inverse, {s: 1.0 / r for s, r in _rates(one).items()})

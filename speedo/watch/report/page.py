@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from speedo.watch.report.charts import number
-from speedo.watch.report.equal_loss import Interval
+from speedo.watch.report.equal_loss import SeedRange
 from speedo.watch.report.figures import Figures
 from speedo.watch.report.panels import Panels
 from speedo.watch.report.sections import sections_of
@@ -81,13 +81,13 @@ def _digest(text: str) -> str:
 # ---------------------------------------------------------------- figures
 
 
-def _range(interval: Interval, form: str) -> str:
+def _range(interval: SeedRange, form: str) -> str:
     """The least and the most; nothing where they look alike."""
     least, most = format(interval.least, form), format(interval.most, form)
     return "" if least == most else f"{least} to {most}"
 
 
-def _cell(interval: Interval | None, form: str, *notes: str, strong: bool = False) -> Cell:
+def _cell(interval: SeedRange | None, form: str, *notes: str, strong: bool = False) -> Cell:
     if interval is None:
         return Cell("", tuple(filter(None, notes)))
     below = (_range(interval, form), *notes)

@@ -63,7 +63,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NotMerged:
     """Results that were not merged: how many, with which decision and reason."""
 
     decision: str
@@ -95,7 +95,7 @@ class RunHistory:
     tests: list[TestPoint] = field(default_factory=list)
     staleness: Counter[int] = field(default_factory=Counter)
     merged: int = 0
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[NotMerged] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     divisions: list[BatchDivided] = field(default_factory=list)
     turns: dict[str, float] = field(default_factory=dict)
@@ -233,7 +233,7 @@ class _Reader:
             self._run.lives.append(Life(worker, began, None, ""))
         self._run.lives.sort(key=lambda life: (life.worker, life.began))
         self._run.refused = [
-            Refused(decision, reason, count)
+            NotMerged(decision, reason, count)
             for (decision, reason), count in sorted(self._refused.items())
         ]
         if self._turns:

@@ -8,7 +8,7 @@ from typing import Final
 
 from speedo.watch.report import charts
 from speedo.watch.report.charts import Bar, Chart
-from speedo.watch.report.equal_loss import Interval
+from speedo.watch.report.equal_loss import SeedRange
 from speedo.watch.report.figures import SEQUENTIAL, Figures, Series, target_for
 from speedo.watch.report.panels import Axis, Ink, Panels, staleness_shares
 from speedo.watch.report.words import has_published
@@ -87,7 +87,7 @@ def _speedups(figures: Figures, panels: Panels) -> Section:
 
 
 def _factor(one: Series, attribute: str, panels: Panels, published: bool) -> Bar:
-    value: Interval | None = getattr(one, attribute)
+    value: SeedRange | None = getattr(one, attribute)
     predicted = one.predicted and attribute != "epoch_factor"
     if value is None:
         factor = one.at_most

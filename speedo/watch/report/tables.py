@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from speedo.system.foreign_text import aligned
-from speedo.watch.report.equal_loss import Interval
+from speedo.watch.report.equal_loss import SeedRange
 from speedo.watch.report.figures import Figures, Series
 from speedo.watch.report.run_history import RunHistory
 
@@ -73,7 +73,7 @@ def _row(one: Series) -> dict[str, Any]:
         "runs_that_did_not_reach_the_loss": one.not_reached,
     }
 
-    def put(name: str, interval: Interval | None, *, whole: str = "") -> None:
+    def put(name: str, interval: SeedRange | None, *, whole: str = "") -> None:
         """The mean, and with `whole`, the beginning of their names, the least and the most."""
         row[name] = None if interval is None else float(interval.mean)
         if whole:
@@ -129,5 +129,5 @@ def as_text(figures: Figures) -> str:
     return text
 
 
-def _said(interval: Interval | None, form: str = ".2f", mark: str = "") -> str:
+def _said(interval: SeedRange | None, form: str = ".2f", mark: str = "") -> str:
     return "-" if interval is None else f"{interval.mean:{form}}{mark}"

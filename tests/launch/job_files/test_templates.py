@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from speedo.cli.main import main
 from speedo.errors import ConfigError
-from speedo.launch.job_files.templates import Training, kuberay, kubernetes, slurm, systemd
+from speedo.launch.job_files.templates import TrainingJob, kuberay, kubernetes, slurm, systemd
 from tests.launch.job_files.kuberay_fields import RAY_JOB, problems
 from tests.support.fuzz import randoms
 from tests.support.fuzz import text as awkward
@@ -76,7 +76,7 @@ def test_a_rule_is_checked_with_its_mode_and_a_class_of_the_users_goes_along(out
 
 @pytest.mark.parametrize("claim", ["", "mnist"])
 def test_kubernetes_takes_every_object_of_the_file(claim: str) -> None:
-    found = documents(kubernetes(Training(nodes=3, workers=2, cpus=2), data_claim=claim))
+    found = documents(kubernetes(TrainingJob(nodes=3, workers=2, cpus=2), data_claim=claim))
     for document in found:
         check_kubernetes(document)
     kinds = [one["kind"] for one in found]
@@ -95,7 +95,7 @@ def test_kubernetes_takes_every_object_of_the_file(claim: str) -> None:
 
 
 def test_the_check_of_kubernetes_finds_a_field_that_it_does_not_know() -> None:
-    document = documents(kubernetes(Training()))[4]
+    document = documents(kubernetes(TrainingJob()))[4]
     document["spec"]["completionMod"] = "Indexed"
     with pytest.raises(kubernetes_validate.ValidationError):
         check_kubernetes(document)
@@ -104,7 +104,7 @@ def test_the_check_of_kubernetes_finds_a_field_that_it_does_not_know() -> None:
 @given(st.lists(words, max_size=4))
 @example(["$(POD_IP)", "$$(POD_IP)"])
 def test_a_container_gets_the_options_as_they_were_given(options: list[str]) -> None:
-    job = documents(kubernetes(Training(options=tuple(options))))[3]
+    job = documents(kubernetes(TrainingJob(options=tuple(options))))[3]
     args = job["spec"]["template"]["spec"]["containers"][0]["args"]
     # Kubernetes makes $ of $$, and replaces $(NAME) only where no $ stands before it.
     assert [one.replace("$$", "$") for one in args[5:]] == options
@@ -115,14 +115,14 @@ def test_a_container_gets_the_options_as_they_were_given(options: list[str]) -> 
 
 @pytest.mark.parametrize("claim", ["", "mnist"])
 def test_kuberay_knows_every_field_of_the_file(claim: str) -> None:
-    policy, job = documents(kuberay(Training(nodes=3), ray_version="2.60.0", data_claim=claim))
+    policy, job = documents(kuberay(TrainingJob(nodes=3), ray_version="2.60.0", data_claim=claim))
     check_kubernetes(policy)
     check_ray_job(job)
     assert job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 3
 
 
 def test_the_check_of_kuberay_finds_a_wrong_field_and_a_wrong_pod() -> None:
-    _, job = documents(kuberay(Training(), ray_version="2.60.0"))
+    _, job = documents(kuberay(TrainingJob(), ray_version="2.60.0"))
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
     head["rayStartParams"]["num-cpus"] = 0
     job["spec"]["entrypoints"] = "x"
@@ -134,7 +134,7 @@ def test_the_check_of_kuberay_finds_a_wrong_field_and_a_wrong_pod() -> None:
 
 def test_only_the_run_and_the_operator_reach_a_cluster_of_kuberay_and_only_with_the_token() -> None:
     """The dashboard answers on every address: the operator asks it from another pod, in each way to submit."""
-    policy, job = documents(kuberay(Training(name="mine"), ray_version="2.60.0"))
+    policy, job = documents(kuberay(TrainingJob(name="mine"), ray_version="2.60.0"))
     cluster = job["spec"]["rayClusterSpec"]
     pods = [one["template"] for one in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     own = {"matchLabels": {"app": "mine"}}
@@ -163,7 +163,7 @@ def test_only_the_run_and_the_operator_reach_a_cluster_of_kuberay_and_only_with_
 
 @given(st.lists(words, max_size=4))
 def test_the_entrypoint_is_one_command_for_a_shell(options: list[str]) -> None:
-    _, job = documents(kuberay(Training(options=tuple(options)), ray_version="2.60.0"))
+    _, job = documents(kuberay(TrainingJob(options=tuple(options)), ray_version="2.60.0"))
     found = shlex.split(job["spec"]["entrypoint"])
     assert found[:4] == ["speedo", "train", "--ray", "auto"]
     assert found[len(found) - len(options) :] == options
@@ -175,7 +175,7 @@ def test_the_entrypoint_is_one_command_for_a_shell(options: list[str]) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [{}, {"apptainer": "my image.sif"}, {"pyxis": "a/b:1"}])
 def test_bash_reads_the_script_of_slurm(more: dict[str, str]) -> None:
-    text = slurm(Training(), data_root="/a b", **more)
+    text = slurm(TrainingJob(), data_root="/a b", **more)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --nodes=2" in directives
@@ -187,7 +187,7 @@ def test_bash_reads_the_script_of_slurm(more: dict[str, str]) -> None:
 def test_the_shell_reads_the_options_as_they_were_given(options: list[str]) -> None:
     (line,) = [
         one
-        for one in slurm(Training(options=tuple(options))).splitlines()
+        for one in slurm(TrainingJob(options=tuple(options))).splitlines()
         if one.startswith("options=")
     ]
     script = line + '\nprintf "%s\\0" "${#options[@]}" "${options[@]}"'
@@ -225,7 +225,7 @@ def test_the_script_ends_with_the_status_of_the_master_and_without_the_token(
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node1",
     }
-    text = slurm(Training(nodes=1, workers=2, cpus=3, options=("--mode", "easgd")))
+    text = slurm(TrainingJob(nodes=1, workers=2, cpus=3, options=("--mode", "easgd")))
     done = subprocess.run(
         ["bash", "-s"], input=text, text=True, cwd=tmp_path, env=environment, timeout=30
     )
@@ -250,7 +250,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, role: str) ->
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     text = systemd(
-        Training(options=("--lr", "0.1")),
+        TrainingJob(options=("--lr", "0.1")),
         role=role,
         address="10.0.0.5",
         speedo=str(command),
@@ -265,7 +265,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, role: str) ->
 @pytest.mark.processes
 def test_systemd_finds_a_wrong_line(tmp_path: Path) -> None:
     unit = tmp_path / "speedo-worker.service"
-    text = systemd(Training(), role="worker", address="a", speedo="/bin/true")
+    text = systemd(TrainingJob(), role="worker", address="a", speedo="/bin/true")
     unit.write_text(text.replace("KillMode=mixed", "KillMode=mixxed"))
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     assert "mixxed" in done.stderr
@@ -316,31 +316,31 @@ def test_a_value_that_the_file_could_not_hold_is_refused(
 
 def test_a_value_with_the_form_of_a_name_of_the_template_stays_as_it_is() -> None:
     for data_root in ("/@{role}", "/@{nothing}"):
-        text = systemd(Training(), role="worker", address="a", data_root=data_root)
+        text = systemd(TrainingJob(), role="worker", address="a", data_root=data_root)
         assert f"Environment=SPEEDO_DATA={data_root}\n" in text
 
 
 def test_a_unit_has_the_data_root_as_it_was_given() -> None:
-    text = systemd(Training(), role="worker", address="a", data_root='/a b/100%/$HOME/"q"/\\')
+    text = systemd(TrainingJob(), role="worker", address="a", data_root='/a b/100%/$HOME/"q"/\\')
     # $ begins a variable in ExecStart alone.
     assert 'Environment="SPEEDO_DATA=/a b/100%%/$HOME/\\"q\\"/\\\\"\n' in text
 
 
 def test_a_letter_beyond_16_bits_stays_one() -> None:
     options = ("a\U0001f600", "é")
-    job = documents(kubernetes(Training(options=options)))[3]
+    job = documents(kubernetes(TrainingJob(options=options)))[3]
     assert job["spec"]["template"]["spec"]["containers"][0]["args"][5:] == [*options]
 
 
 def test_no_value_adds_a_line_or_a_key_to_a_file() -> None:
     made: dict[str, Callable[[str], str]] = {
-        "slurm": lambda one: slurm(Training(options=(one,)), apptainer=one, data_root=one),
-        "pyxis": lambda one: slurm(Training(name=one), pyxis=one, partition=one),
+        "slurm": lambda one: slurm(TrainingJob(options=(one,)), apptainer=one, data_root=one),
+        "pyxis": lambda one: slurm(TrainingJob(name=one), pyxis=one, partition=one),
         "systemd": lambda one: systemd(
-            Training(options=(one,)), role="master", address="a", data_root=one
+            TrainingJob(options=(one,)), role="master", address="a", data_root=one
         ),
-        "kubernetes": lambda one: kubernetes(Training(options=(one,)), image="x", storage="1Gi"),
-        "kuberay": lambda one: kuberay(Training(options=(one,)), ray_version="2"),
+        "kubernetes": lambda one: kubernetes(TrainingJob(options=(one,)), image="x", storage="1Gi"),
+        "kuberay": lambda one: kuberay(TrainingJob(options=(one,)), ray_version="2"),
     }
     lines = {name: len(make("a").splitlines()) for name, make in made.items()}
     taken = 0

@@ -54,7 +54,7 @@ def test_gradients_also_where_each_host_brings_its_own_script(tmp_path: Path) ->
             "the mode is hybrid: use --mode sync",
         ),
         ({"mode": "sync", "local_steps": 4}, "several local steps: leave out --local-steps"),
-        ({"mode": "sync", "backup_workers": 1}, "not wait for all workers: leave out --backup-wor"),
+        ({"mode": "sync", "backup_workers": 1}, "not wait for all workers: leave out backup_wor"),
         ({"mode": "sync", "delta_scale": 0.5}, "--delta-scale is for deltas"),
         ({"mode": "sync", "compress": "int8"}, "--compress is for deltas"),
     ],

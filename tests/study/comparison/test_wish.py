@@ -10,7 +10,13 @@ import yaml
 from speedo.errors import ConfigError
 from speedo.study.comparison.compare import prepared
 from speedo.study.comparison.throughput import Forecasts
-from speedo.study.comparison.wish import Wish, keep_wish, parse_modes, parse_sweep, variants
+from speedo.study.comparison.wish import (
+    ComparisonWish,
+    keep_wish,
+    parse_modes,
+    parse_sweep,
+    variants,
+)
 from speedo.watch.report.run_history import RunHistory
 from tests.study.planning.times import calibration
 from tests.support.nets import net_text, write_data, write_solver
@@ -24,11 +30,11 @@ def solver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_solver(folder, net_text(), max_iter=100)
 
 
-def wish(solver: Path, **fields: object) -> Wish:
+def wish(solver: Path, **fields: object) -> ComparisonWish:
     usual: dict[str, object] = {
         "modes": ("sync", "easgd"), "workers": (2,), "epochs": 4, "solver": str(solver),
     }  # fmt: skip
-    return Wish(**{**usual, **fields})  # type: ignore[arg-type]
+    return ComparisonWish(**{**usual, **fields})  # type: ignore[arg-type]
 
 
 def test_each_seed_begins_with_sequential_caffe_and_the_modes_train_longer(
@@ -172,10 +178,3 @@ def test_throughput_is_predicted_only_where_workers_outnumber_the_cores() -> Non
     assert four.images_per_s == pytest.approx(four.factor * calibration().images_per_s)
     assert known.of(run("sync", 4, compress="int8")) is None  # was not measured
     assert Forecasts(None, 2).of(run("sync", 4)) is None
-
-
-def test_a_comparison_of_an_earlier_version_on_the_cpu_is_gone_on_with(tmp_path: Path) -> None:
-    keep_wish(tmp_path / "out", Wish(("sync",), (2,), 1.0, options={"cpu": True}))
-    keep_wish(tmp_path / "out", Wish(("sync",), (2,), 1.0, options={"device": "cpu"}))
-    with pytest.raises(ConfigError, match="another comparison"):
-        keep_wish(tmp_path / "out", Wish(("sync",), (2,), 1.0, options={"device": "cuda"}))

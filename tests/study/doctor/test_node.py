@@ -21,7 +21,7 @@ from speedo.engines.step_memory import LayerMemory, StepMemory
 from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.retrying_store import Patience
 from speedo.study.doctor import Finding, NodeRequest, examine
-from speedo.study.doctor.base import Net, size
+from speedo.study.doctor.base import BuiltNet, size
 from speedo.study.doctor.checks.cores import cores
 from speedo.study.doctor.checks.machine import redis, temporary
 from speedo.study.doctor.checks.resources import disk, exchange, memory, run_dir
@@ -32,7 +32,7 @@ from tests.support.commands import free_port
 from tests.support.nets import net_text, write_data, write_solver
 
 STEP = StepMemory((LayerMemory("ip", "InnerProduct", 12_000, 10_000),), 0, 10)
-TINY = Net(nbytes=4000, step=STEP, snapshots=0)
+TINY = BuiltNet(nbytes=4000, step=STEP, snapshots=0)
 pycaffe_once, torch_once = cache(pycaffe), cache(torch)  # each imports its own in a child
 
 
@@ -335,7 +335,7 @@ def test_more_workers_than_there_is_room_for_are_told() -> None:
 def test_a_run_directory_needs_room_for_the_model(tmp_path: Path) -> None:
     (found,) = disk(NodeRequest(run_dir=tmp_path / "a" / "b", net=TINY))
     assert (found.level, str(tmp_path) in found.text) == ("ok", True)
-    (found,) = disk(NodeRequest(run_dir=tmp_path, net=Net(10**18, STEP, 3)))
+    (found,) = disk(NodeRequest(run_dir=tmp_path, net=BuiltNet(10**18, STEP, 3)))
     assert (found.level, "make room" in found.remedy) == ("fail", True)
     (tmp_path / "file").touch()
     (found,) = run_dir(NodeRequest(run_dir=tmp_path / "file" / "run", net=TINY))
@@ -359,7 +359,7 @@ def test_sizes_are_written_as_people_do() -> None:
 
 
 def test_a_model_too_big_for_shared_memory_is_told_to_take_redis() -> None:
-    (found,) = exchange(NodeRequest(workers=2, net=Net(1 << 50, STEP, 0)))
+    (found,) = exchange(NodeRequest(workers=2, net=BuiltNet(1 << 50, STEP, 0)))
     assert found.level == "warn"
     assert "go through Redis" in found.remedy
     (found,) = exchange(NodeRequest(workers=2, net=TINY))

@@ -13,7 +13,7 @@ from speedo.cli.main import main
 from speedo.engines.make import EngineChoice
 from speedo.engines.step_memory import LayerMemory, StepMemory
 from speedo.study.doctor import NodeRequest
-from speedo.study.doctor.base import Net, ok
+from speedo.study.doctor.base import BuiltNet, ok
 from speedo.study.doctor.checks.resources import memory
 from speedo.study.doctor.engines import Torch, memory_of
 from speedo.study.doctor.step import step_finding
@@ -78,23 +78,23 @@ def test_a_step_that_exceeds_the_memory_is_told_with_parts_that_fit(
 ) -> None:
     monkeypatch.setattr("speedo.study.doctor.checks.resources.free_memory", lambda: 20 * GB)
     step = StepMemory((LayerMemory("big", "Convolution", values=20 * GB),), 0, 64)
-    request = NodeRequest(workers=1, master="10.0.0.5:1", net=Net(4000, step, 0, engine))  # type: ignore[arg-type]
+    request = NodeRequest(workers=1, master="10.0.0.5:1", net=BuiltNet(4000, step, 0, engine))  # type: ignore[arg-type]
     (found,) = memory(request)
     assert found.level == "fail"
     assert says in found.remedy
     for parts, level in (("32", "ok"), ("auto", "ok"), ("64", "fail")):
-        net = Net(4000, step, 0, "torch", parts)
+        net = BuiltNet(4000, step, 0, "torch", parts)
         (found,) = memory(NodeRequest(workers=1, master="10.0.0.5:1", net=net))
         assert found.level == level, parts
     (found,) = memory(
-        NodeRequest(workers=4, master="10.0.0.5:1", net=Net(4000, step, 0, "torch", "auto"))
+        NodeRequest(workers=4, master="10.0.0.5:1", net=BuiltNet(4000, step, 0, "torch", "auto"))
     )
     assert found.level == "ok"  # with auto they share half of the memory
 
 
 def test_the_steps_of_workers_on_a_gpu_are_compared_with_its_memory() -> None:
     step = StepMemory((LayerMemory("big", "Convolution", values=20 * GB),), 0, 64)
-    net = Net(4000, step, 0, "torch", devices=(80 * GB, 24 * GB))
+    net = BuiltNet(4000, step, 0, "torch", devices=(80 * GB, 24 * GB))
     device, host = memory(NodeRequest(workers=4, net=net))
     assert (device.name, device.level) == ("gpu-memory", "fail")
     assert device.text == "2 workers on each GPU: about 40.0 GB of 24.0 GB"

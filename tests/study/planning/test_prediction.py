@@ -9,7 +9,7 @@ import pytest
 
 from speedo.run.config.run_config import MODES
 from speedo.study.planning.calibration import StepTime, shape_of
-from speedo.study.planning.predict import Prediction, Wish, best_of, predict, predict_all
+from speedo.study.planning.predict import PlanWish, Prediction, best_of, predict, predict_all
 from speedo.study.planning.site import PAYLOAD_SHARE, Site
 from tests.study.planning.times import calibration, passage
 
@@ -191,7 +191,7 @@ def test_nothing_is_faster_than_so_many_free_caffes(mode: str) -> None:
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_table_and_another_another() -> None:
     def table(seed: int) -> list[Prediction]:
-        return predict_all(REAL, GBIT, Wish(MODES, (2,), (3,), seed=seed))
+        return predict_all(REAL, GBIT, PlanWish(MODES, (2,), (3,), seed=seed))
 
     first = table(1)
     assert first == table(1)
@@ -206,7 +206,7 @@ def test_whether_two_workers_meet_on_their_cable_is_not_left_to_the_seed() -> No
 
 
 def test_a_batch_that_cannot_be_divided_over_so_many_is_left_out() -> None:
-    found = predict_all(REAL, ONE, Wish(("sync", "async"), (1,), (10, 11)))
+    found = predict_all(REAL, ONE, PlanWish(("sync", "async"), (1,), (10, 11)))
     assert [(one.mode, one.workers) for one in found] == [
         ("sync", 10),
         ("async", 10),

@@ -18,7 +18,7 @@ from speedo.engines.solver.scored_nets import check_tests, read_tests
 from speedo.errors import ConfigError, SolverError
 from speedo.run_dir.directory import MODEL
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.scoring.models import Model, models_of
+from speedo.study.scoring.models import ScoredModel, models_of
 from speedo.study.scoring.score import score_models
 from tests.support.nets import net_text, write_data, write_solver
 from tests.whole_runs.local import train_here
@@ -33,10 +33,10 @@ class Counted:
     """A progress that counts."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[Model, int]] = []
+        self.begun: list[tuple[ScoredModel, int]] = []
         self.batches = 0
 
-    def begin(self, model: Model, batches: int) -> None:
+    def begin(self, model: ScoredModel, batches: int) -> None:
         self.begun.append((model, batches))
 
     def passed(self) -> None:
@@ -77,7 +77,7 @@ def plain(net: Path, weights: Path, batches: int) -> dict[str, float]:
 def score(solver: Path, weights: Path, workers: int = 1, **options: Any) -> dict[str, float]:
     spec = read_tests(solver, **options)
     check_tests(spec)
-    (found,) = score_models(spec, [Model(weights)], workers, Counted())
+    (found,) = score_models(spec, [ScoredModel(weights)], workers, Counted())
     return dict(found.metrics)
 
 
@@ -104,7 +104,7 @@ def test_a_net_alone_is_scored_in_its_test_phase(home: Path, workers: int) -> No
 def test_pytorch_gives_a_model_of_caffe_the_same_figures(home: Path, form: str) -> None:
     """Shared by three processes, and with progress by batches."""
     solver, progress = home / "solver.prototxt", Counted()
-    weights = Model(next(iter(sorted((home / form).glob("*_iter_6.caffemodel*")))))
+    weights = ScoredModel(next(iter(sorted((home / form).glob("*_iter_6.caffemodel*")))))
     spec = read_tests(solver, engine="torch")
     check_tests(spec)
     (found,) = score_models(spec, [weights], 3, progress, EngineChoice("torch", "cpu"))
@@ -129,7 +129,7 @@ def test_pytorch_scores_no_filler_and_no_nan(home: Path, tmp_path: Path) -> None
         ("lacks", "has no values for blob 0 of layer 'ip'"),
         ("nan", "1 of 4 values of blob 1 of layer 'ip' are NaN or infinite"),
     ):
-        model = Model(tmp_path / f"{name}.caffemodel")
+        model = ScoredModel(tmp_path / f"{name}.caffemodel")
         with pytest.raises(SolverError, match=words):
             list(score_models(spec, [model], 1, Counted(), EngineChoice("torch", "cpu")))
 
@@ -196,7 +196,9 @@ def test_a_run_without_a_model_is_scored_by_its_newest_snapshot(tmp_path: Path) 
         "b.caffemodel",
     ):
         (tmp_path / name).touch()
-    assert models_of(tmp_path, snapshots=False) == [Model(tmp_path / "a_iter_10.caffemodel", 10)]
+    assert models_of(tmp_path, snapshots=False) == [
+        ScoredModel(tmp_path / "a_iter_10.caffemodel", 10)
+    ]
 
 
 def test_mistakes_are_told_before_a_process_is_started(home: Path, tmp_path: Path) -> None:

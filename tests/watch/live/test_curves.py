@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedo.watch.live.curves import MOST, Curve, Point, Rate, Sent
+from speedo.watch.live.curves import MOST, MeanCurve, Point, RateCurve, Sent
 
 
 def test_a_short_curve_is_kept_as_it_is() -> None:
-    curve = Curve()
+    curve = MeanCurve()
     for iteration in range(1, 101):
         curve.add(iteration, iteration / 2, 1.0 / iteration)
     assert curve.points() == [(one, one / 2, 1.0 / one) for one in range(1, 101)]
 
 
 def test_a_long_curve_has_means_of_equal_stretches() -> None:
-    curve = Curve()
+    curve = MeanCurve()
     for iteration in range(100_000):
         curve.add(iteration, iteration / 10, float(iteration % 2), 1.0 + iteration % 2)
     points = curve.points()
@@ -33,14 +33,14 @@ def test_a_long_curve_has_means_of_equal_stretches() -> None:
 
 
 def test_results_of_one_iteration_are_one_point() -> None:
-    curve = Curve()
+    curve = MeanCurve()
     curve.add(5, 1.0, 1.0, 10)
     curve.add(5, 1.1, 2.0, 30)
     assert curve.points() == [(5, 1.1, 1.75)]
 
 
 def test_what_came_after_a_checkpoint_is_taken_back() -> None:
-    curve = Curve()
+    curve = MeanCurve()
     for iteration in range(1, 11):
         curve.add(iteration, float(iteration), 1.0)
     before = curve.generation
@@ -52,14 +52,14 @@ def test_what_came_after_a_checkpoint_is_taken_back() -> None:
 
 
 def test_a_rate_counts_samples_of_each_second_and_pauses_are_zero() -> None:
-    rate = Rate()
+    rate = RateCurve()
     for second in (0.1, 0.9, 1.5, 4.2, 5.0):
         rate.add(int(second * 10), second, 10)
     assert rate.points() == [(9, 0.5, 20), (15, 1.5, 10), (42, 2.5, 0), (42, 3.5, 0), (42, 4.5, 10)]
 
 
 def test_a_rate_of_a_long_run_is_short_and_has_all_samples() -> None:
-    rate = Rate()
+    rate = RateCurve()
     for second in range(10_001):
         rate.add(second, float(second), 7)
     points = rate.points()
@@ -81,7 +81,7 @@ changes = st.lists(
 
 @given(changes)
 def test_a_reader_who_is_sent_the_news_has_the_curve(steps: list[tuple[str, float]]) -> None:
-    curve, rate, sent, iteration = Curve(), Rate(), Sent(), 0
+    curve, rate, sent, iteration = MeanCurve(), RateCurve(), Sent(), 0
     theirs: dict[str, list[Point]] = {}
     seconds = 0.0
     for what, number in [*steps, ("send", 0)]:
@@ -103,7 +103,7 @@ def test_a_reader_who_is_sent_the_news_has_the_curve(steps: list[tuple[str, floa
 
 
 def test_a_point_is_sent_again_only_while_it_grows() -> None:
-    curve, sent = Curve(), Sent()
+    curve, sent = MeanCurve(), Sent()
     counts = []
     for iteration in range(1, 301):
         curve.add(iteration, 1.0, 1.0)
@@ -114,7 +114,7 @@ def test_a_point_is_sent_again_only_while_it_grows() -> None:
 
 @pytest.mark.parametrize("name", ["test/accuracy"])
 def test_a_curve_that_is_gone_is_taken_back(name: str) -> None:
-    curve, sent = Curve(), Sent()
+    curve, sent = MeanCurve(), Sent()
     curve.add(1, 1.0, 1.0)
     assert sent.news([(name, curve)])[name]["from"] == 0
     assert sent.news([]) == {name: {"from": 0, "points": []}}

@@ -20,7 +20,7 @@ from speedo.sgd_modes.weed_out import WeedOut
 from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import Faults, World
 from speedo.watch.control_socket import ControlServer
-from speedo.watch.live.history import MOST_STALENESS, History, LogReader
+from speedo.watch.live.history import MOST_STALENESS, LogHistory, LogReader
 from speedo.watch.live.live_run import LiveRun
 
 
@@ -39,7 +39,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
-def read_all(reader: LogReader) -> History:
+def read_all(reader: LogReader) -> LogHistory:
     while reader.read():
         pass
     return reader.history

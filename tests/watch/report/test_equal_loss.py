@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from speedo.watch.report.equal_loss import (
-    Curve,
-    Interval,
+    LossCurve,
+    SeedRange,
     interval_of,
     product,
     ratios,
@@ -33,7 +33,7 @@ def run(
     )  # fmt: skip
 
 
-def mean(interval: Interval | None) -> float:
+def mean(interval: SeedRange | None) -> float:
     assert interval is not None
     return interval.mean
 
@@ -53,7 +53,7 @@ def test_pieces_of_other_sizes_have_the_same_mean() -> None:
 
 
 def test_a_loss_is_reached_between_two_points() -> None:
-    curve = Curve(np.array([10.0, 20.0, 30.0]), np.array([4.0, 2.0, 1.0]))
+    curve = LossCurve(np.array([10.0, 20.0, 30.0]), np.array([4.0, 2.0, 1.0]))
     assert curve.reaches(3.0) == 15.0
     assert curve.reaches(1.25) == 27.5
     assert curve.reaches(5.0) == 10.0
@@ -61,7 +61,7 @@ def test_a_loss_is_reached_between_two_points() -> None:
 
 
 def test_the_first_time_counts_though_the_loss_rises_again() -> None:
-    curve = Curve(np.array([1.0, 2.0, 3.0, 4.0]), np.array([3.0, 1.0, 3.0, 1.0]))
+    curve = LossCurve(np.array([1.0, 2.0, 3.0, 4.0]), np.array([3.0, 1.0, 3.0, 1.0]))
     assert curve.reaches(2.0) == 1.5
 
 
@@ -84,17 +84,17 @@ def test_seconds_begin_when_training_does() -> None:
 
 
 def test_factors_are_taken_seed_by_seed() -> None:
-    assert ratios({1: 4.0, 2: 6.0}, {1: 2.0, 2: 6.0}) == Interval(1.5, 1.0, 2.0, 2)
+    assert ratios({1: 4.0, 2: 6.0}, {1: 2.0, 2: 6.0}) == SeedRange(1.5, 1.0, 2.0, 2)
     # Of other seeds: over the mean of the reference.
-    assert ratios({1: 4.0, 2: 6.0}, {7: 2.5}) == Interval(2.0, 2.0, 2.0, 1)
+    assert ratios({1: 4.0, 2: 6.0}, {7: 2.5}) == SeedRange(2.0, 2.0, 2.0, 1)
     assert ratios({}, {1: 1.0}) is None
     assert interval_of([]) is None
 
 
 def test_a_product_spans_what_its_factors_allow() -> None:
-    both = product(Interval(2.0, 1.5, 2.5, 3), Interval(3.0, 2.0, 4.0, 3))
-    assert both == Interval(6.0, 3.0, 10.0, 3)
-    assert product(None, Interval(1, 1, 1, 1)) is None
+    both = product(SeedRange(2.0, 1.5, 2.5, 3), SeedRange(3.0, 2.0, 4.0, 3))
+    assert both == SeedRange(6.0, 3.0, 10.0, 3)
+    assert product(None, SeedRange(1, 1, 1, 1)) is None
 
 
 def test_speed_up_is_epochs_times_throughput() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from speedo.storage.shared_memory.folder import MEMORY, room_for
-from speedo.study.doctor.base import Check, Finding, Net, NodeRequest, fail, graded, ok, size
+from speedo.study.doctor.base import BuiltNet, Check, Finding, NodeRequest, fail, graded, ok, size
 from speedo.system.cores import AUTO
 from speedo.system.free_memory import free_memory
 
@@ -51,7 +51,7 @@ def memory(request: NodeRequest) -> Iterator[Finding]:
     yield graded("memory", text, remedy, fails=need > free, warns=need > TIGHT * free)
 
 
-def _of_devices(workers: int, net: Net) -> Finding:
+def _of_devices(workers: int, net: BuiltNet) -> Finding:
     """The memory of the GPU that has the least, against the steps of its workers."""
     each, least = -(-workers // len(net.devices)), min(net.devices)
     need = each * _step_bytes(net, TIGHT * least / each)
@@ -60,7 +60,7 @@ def _of_devices(workers: int, net: Net) -> Finding:
     return graded("gpu-memory", text, remedy, fails=need > least, warns=need > TIGHT * least)
 
 
-def _step_bytes(net: Net, room: float) -> int:
+def _step_bytes(net: BuiltNet, room: float) -> int:
     """What a step takes with the parts that were asked for; with auto, of the size that fits the room."""
     if not net.micro_batch:
         return net.step.total
@@ -68,7 +68,7 @@ def _step_bytes(net: Net, room: float) -> int:
     return net.step.of_parts(net.step.largest_part(room) or 1 if auto else int(net.micro_batch))
 
 
-def _smaller(net: Net, room: float) -> str:
+def _smaller(net: BuiltNet, room: float) -> str:
     """What makes a step take no more than this room."""
     part = net.step.largest_part(room)
     fewer = "use fewer --workers here or a smaller --batch"
