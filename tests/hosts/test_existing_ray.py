@@ -15,14 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.running import Watched
 from tests.support.commands import (
     Commands,
     commands,
     how_loaded,
     interrupt,
     wait_for_line,
-    wait_until,
 )
+from tests.support.invariants import Line, read_lines
 from tests.support.labelled import RECORDS, write_problem, write_records
 from tests.support.left_behind import KEEPERS
 from tests.support.network import Host, network
@@ -52,39 +53,33 @@ print(*[one["state"] for one in placement_group_table().values()], sum(one["Aliv
 """
 
 
-def start(
-    speedo: Commands,
-    cluster: UsersCluster,
-    *options: str,
-    address: str = "auto",
-    others: Mapping[str, str] | None = None,
-) -> subprocess.Popen[str]:
-    """A run on the cluster, started on the host that has its head."""
-    return speedo.start(
-        *("train", "--ray", address, "--timeout", "300", "--test-interval", "0", *options),
-        inside=cluster.hosts[0].inside,
-        environment={**cluster.environment, "RAY_ADDRESS": cluster.address, **(others or {})},
-    )
+class ClusterRun(Watched):
+    """`speedo train --ray`, started on the host that has the head of the cluster."""
 
+    def __init__(
+        self,
+        speedo: Commands,
+        cluster: UsersCluster,
+        name: str,
+        *options: str,
+        address: str = "auto",
+        others: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(speedo, "", name)
+        self.process = speedo.start(
+            *("train", "--ray", address, "--timeout", "300", "--test-interval", "0"),
+            *("--run-dir", name, *options),
+            inside=cluster.hosts[0].inside,
+            environment={**cluster.environment, "RAY_ADDRESS": cluster.address, **(others or {})},
+        )
 
-def ended(process: subprocess.Popen[str], status: int = 0) -> str:
-    """What a command said on standard error, once it has ended with this status."""
-    printed, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == status, errors
-    assert "Traceback" not in errors
-    assert "raylet" not in printed
-    return errors
+    def has_joined(self, workers: int) -> list[Line]:
+        """Wait for so many lines of workers that have joined, and return them."""
+        self.wait_for(lambda: len(self.lines("joined")) >= workers)
+        return self.lines("joined")
 
-
-def lines(run: Path, text: str) -> list[dict[str, object]]:
-    """Whole lines of the run's metrics that hold this text."""
-    file = run / "metrics.jsonl"
-    written = file.read_text().rpartition("\n")[0] if file.exists() else ""
-    return [json.loads(line) for line in written.splitlines() if text in line]
-
-
-def joined(run: Path) -> list[dict[str, object]]:
-    return lines(run, '"event":"joined"')
+    def has_lost(self, workers: int) -> None:
+        self.wait_for(lambda: len(self.lines("left")) >= workers)
 
 
 def words_at(host: Host) -> Iterator[list[str]]:
@@ -216,47 +211,43 @@ def test_a_run_refuses_nodes_scales_survives_the_death_of_a_node_and_uses_one_th
         for host in (good, other, lacking):
             cluster.wait_for(host)
         # Two fit, on the one node of three that is like the head.
-        run = start(
-            speedo, cluster, "--workers", "5", "--mode", "async", "--max-iter", "1000000",
-            "--run-dir", "long", str(solver), address=cluster.address, others=whole,
+        run = ClusterRun(
+            speedo, cluster, "long", "--workers", "5", "--mode", "async", "--max-iter", "1000000", str(solver),
+            address=cluster.address, others=whole,
         )  # fmt: skip
-        stranger = start(
-            speedo, cluster, "--run-dir", "none", str(solver), others={**whole, "RAY_AUTH_TOKEN": "0" * 64}
-        )  # fmt: skip
+        stranger = ClusterRun(
+            speedo, cluster, "none", str(solver), others={**whole, "RAY_AUTH_TOKEN": "0" * 64}
+        )
         # For these only a node that must be refused has room.
         unlike, without = (
-            start(
-                speedo, cluster, "--workers", "1", "--ray", f"resources=cpu=0,{name}=1", "--run-dir", name, str(solver),
-                others=whole,
+            ClusterRun(
+                speedo, cluster, name, "--workers", "1", "--ray", f"resources=cpu=0,{name}=1", str(solver), others=whole
             )
             for name in ("o", "l")
         )  # fmt: skip
-        assert "refuses this command's token" in ended(stranger, 1)
-        assert not (tmp_path / "none").exists()
-        for process, cause, name in ((without, NO_SPEEDO, "l"), (unlike, OTHER_DATA, "o")):
-            said = ended(process, 1)
+        assert "refuses this command's token" in stranger.ends(1)
+        assert not stranger.dir.exists()
+        for refused, cause in ((without, NO_SPEEDO), (unlike, OTHER_DATA)):
+            said = refused.ends(1)
             assert "speedo: no node of the Ray cluster can train: node vm:" in said
             assert cause in said
-            assert not (tmp_path / name).exists()
-        folder = tmp_path / "long"
-        wait_until(lambda: len(joined(folder)) == 2, 90)
+            assert not refused.dir.exists()
+        run.has_joined(2)
         assert status(speedo, cluster) == (2, 5)
         scale(speedo, cluster, 1)
-        wait_until(lambda: len(lines(folder, '"event":"left"')) == 1, 30)
+        run.has_lost(1)
         assert status(speedo, cluster) == (1, 1)
         scale(speedo, cluster, 5)
-        wait_until(lambda: len(joined(folder)) == 3, 60)
+        run.has_joined(3)
         assert status(speedo, cluster) == (2, 5)
 
         cluster.kill(other)
         cluster.begin(other, 3, environment=whole)
         cluster.wait_for(other)
-        wait_until(lambda: len(joined(folder)) == 6, 90)
-        assert len({line["host"] for line in joined(folder)[3:]}) == 1
+        assert len({line["host"] for line in run.has_joined(6)[3:]}) == 1
         cluster.kill(good)
-        wait_until(lambda: len(lines(folder, '"event":"left"')) == 3, 60)
-        merged = len(lines(folder, '"decision":"merged"'))
-        wait_until(lambda: len(lines(folder, '"decision":"merged"')) > merged + 20, 60)
+        run.has_lost(3)
+        run.goes_on(20)
         assert status(speedo, cluster) == (3, 5)
         # Else that they are gone would show nothing.
         assert files_of_runs(cluster) != []
@@ -264,9 +255,9 @@ def test_a_run_refuses_nodes_scales_survives_the_death_of_a_node_and_uses_one_th
         assert ours_at(other) != []
         folders = kept_at(head)
         assert any(folder.is_relative_to("/dev/shm") for folder in folders)
-        wait_for_line(folder / "train.log", "the node is gone", 60)
-        run.kill()
-        said = run.communicate(timeout=WAIT_S)[1]
+        run.wait_for(lambda: "the node is gone" in run.log())
+        run.process.kill()
+        said = run.process.communicate(timeout=WAIT_S)[1]
         assert "2 workers on 1 node; no room yet for 3 more, which start once there is" in said
         assert NO_SPEEDO in said
         assert OTHER_DATA in said
@@ -283,22 +274,20 @@ def test_a_master_that_dies_on_a_users_cluster_is_followed_by_another(
     with network(2) as hosts, users_cluster(hosts) as cluster, commands(tmp_path) as speedo:
         cluster.add(hosts[0], 0)
         cluster.add(hosts[1], 2)
-        folder = tmp_path / "run"
-        run = start(
-            speedo, cluster, "--workers", "2", "--max-iter", "1000000", "--run-dir", "run",
+        run = ClusterRun(
+            speedo, cluster, "run", "--workers", "2", "--max-iter", "1000000",
             "--checkpoint-interval", "1", str(problem),
         )  # fmt: skip
-        wait_until(lambda: bool(lines(folder, '"event":"checkpoint"')), 90)
+        run.wait_for(lambda: run.lines("checkpoint"))
         there = map(psutil.Process, hosts[0].processes())
         (master,) = [one for one in there if "ray::MasterActor" in " ".join(words_of(one))]
         master.kill()
-        wait_until(lambda: bool(lines(folder, '"event":"resumed"')), 90)
-        merged = len(lines(folder, '"decision":"merged"'))
-        wait_until(lambda: len(lines(folder, '"decision":"merged"')) > merged + 20, 90)
-        interrupt(run)
-        ended(run, 130)
+        run.wait_for(lambda: run.lines("resumed"))
+        run.goes_on(20)
+        interrupt(run.process)
+        run.ends(130)
         leaves_nothing(cluster)
-        result = json.loads((folder / "result.json").read_text())
+        result = json.loads((run.dir / "result.json").read_text())
         assert len(result["master_restarts"]) == 1
 
 
@@ -333,7 +322,12 @@ def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: 
         assert "4 workers on 2 nodes" in job.stdout + job.stderr
         result = json.loads((tmp_path / "job" / "result.json").read_text())
         assert (result["complete"], result["workers"], result["iteration"]) == (True, 4, 40)
-        assert len({line["host"] for line in joined(tmp_path / "job")}) == 2
+        joined = [
+            line
+            for line in read_lines(tmp_path / "job" / "metrics.jsonl")
+            if line["event"] == "joined"
+        ]
+        assert len({line["host"] for line in joined}) == 2
         cached = [
             one.relative_to(tmp_path).parts[0] for one in tmp_path.glob("cache-*/**/data.mdb")
         ]
@@ -346,12 +340,12 @@ def test_the_oldest_ray_will_do_and_a_run_may_be_a_job(tmp_path: Path, problem: 
         }
         leaves_nothing(cluster)
         # By its cores each node has room for four, by its memory for one.
-        run = start(
-            speedo, cluster, "--workers", "3", "--max-iter", "1000000", "--ray", "resources=cpu=0.5,memory=600000000",
-            "--run-dir", "stopped", str(problem),
+        run = ClusterRun(
+            speedo, cluster, "stopped", "--workers", "3", "--max-iter", "1000000",
+            "--ray", "resources=cpu=0.5,memory=600000000", str(problem),
         )  # fmt: skip
-        wait_until(lambda: bool(lines(tmp_path / "stopped", '"decision":"merged"')), 90)
-        interrupt(run)
-        assert "2 workers on 2 nodes; no room yet for 1 more" in ended(run, 130)
-        assert (tmp_path / "stopped" / "model.caffemodel").is_file()
+        run.has_begun(1)
+        interrupt(run.process)
+        assert "2 workers on 2 nodes; no room yet for 1 more" in run.ends(130)
+        assert (run.dir / "model.caffemodel").is_file()
         leaves_nothing(cluster)

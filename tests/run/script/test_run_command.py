@@ -6,10 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -18,7 +16,8 @@ import pytest
 from tests.faults.rows import row
 from tests.faults.scripts import EACH_ONCE, RECORDS, SCRIPT_MODES, options_of, trained
 from tests.faults.scripts import FIT as SCRIPT
-from tests.support.commands import Commands, how_loaded
+from tests.support.commands import Commands, how_loaded, wait_for_line
+from tests.support.invariants import read_lines
 from tests.support.processes import environment_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.usefixtures("forked_python")]
@@ -31,10 +30,6 @@ def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
     process = speedo.start("run", "--run-dir", "run", *slowly, *words)
     out, errors = process.communicate(timeout=WAIT_S)
     return process.returncode, out, errors
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
 
 
 def script_of(speedo: Commands, worker: int) -> psutil.Process:
@@ -60,7 +55,7 @@ def test_every_mode_trains_each_record_once_and_the_model_is_everybodys(
     )
     assert status == 0, errors
     assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     assert {line["worker"] for line in lines if line["event"] == "result"} == {0, 1}
     finish = next(line for line in lines if line["event"] == "finish")
@@ -81,10 +76,7 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
 ) -> None:
     words = ("--workers", "2", "--mode", "async", str(SCRIPT), "none", "0.2")
     process = speedo.start("run", "--run-dir", "run", *words)
-    log = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + WAIT_S * how_loaded()
-    while time.monotonic() < deadline and not (log.exists() and '"merged"' in log.read_text()):
-        time.sleep(0.2)
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"merged"', WAIT_S, process)
     process.send_signal(signal.SIGINT)
     out, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, errors
@@ -155,7 +147,7 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     status, out, errors = run(speedo, *words)
     assert status == 0, errors
     assert out.splitlines()[-1] == str(tmp_path / "run" / "model.npz")
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     causes = {line["worker"]: line["cause"] for line in lines if line["event"] == "left"}
     assert causes[1] == "its script has ended"
@@ -173,7 +165,7 @@ def test_a_script_may_load_for_as_long_as_timeout_says(speedo: Commands, tmp_pat
     words = ("--timeout", "600", "--workers", "1", "--mode", "async", str(SCRIPT), "loads-long")
     status, _, errors = run(speedo, *words)
     assert status == 0, errors
-    assert trained(lines_of(tmp_path)) == EACH_ONCE
+    assert trained(read_lines(tmp_path / "run" / "metrics.jsonl")) == EACH_ONCE
 
 
 def test_a_script_that_fails_after_the_training_is_told(speedo: Commands, tmp_path: Path) -> None:
@@ -219,7 +211,11 @@ def test_collectives_meet_all_workers_of_the_run(speedo: Commands, tmp_path: Pat
     for rank in range(3):
         said = (tmp_path / "run" / "logs" / f"worker-{rank}.log").read_text()
         assert "collected [0, 1, 2] [6.0, 6.0, 6.0] [2.0] [7.0] [3.]" in said
-    causes = [line["cause"] for line in lines_of(tmp_path) if line["event"] == "left"]
+    causes = [
+        line["cause"]
+        for line in read_lines(tmp_path / "run" / "metrics.jsonl")
+        if line["event"] == "left"
+    ]
     assert causes == ["its script has ended"] * 3  # nobody was overdue
 
 
@@ -236,7 +232,9 @@ def test_collectives_go_on_without_a_worker_that_dies_and_with_it_again(
     assert "met 3 broken 2 3" in said[0]
     assert "met 3 broken 2 3" in said[2]
     assert "met 3\n" in said[1]
-    assert trained(lines_of(tmp_path)) == Counter({(0, record): 1 for record in range(60)})
+    assert trained(read_lines(tmp_path / "run" / "metrics.jsonl")) == Counter(
+        {(0, record): 1 for record in range(60)}
+    )
 
 
 def test_a_script_alone_is_a_run_of_one_worker() -> None:
