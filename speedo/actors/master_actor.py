@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from speedo.actors.host_manager import HostManager, Orders
+from speedo.actors.host_manager import EndOfWorker, HostManager, Orders
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.ray_servers import RayServers
@@ -240,12 +240,17 @@ class MasterActor(ServedMaster):
         self._hosts.add(host)
         return self._settings.for_others()
 
-    def assign(self, host: str, former: int | None, request: int) -> Assignment | None:
+    def assign(
+        self, host: str, former: int | None, request: int
+    ) -> Assignment | EndOfWorker | None:
         """A place for one more worker of this host, or for the successor of the worker in slot `former`.
 
-        A `request` that is repeated gets the same place. None while the store has not answered: ask again. Raises
-        `ClusterError` while a server is missing, `StoreError`.
+        One that was set aside has none. A `request` that is repeated gets the same place. None while the store has not
+        answered: ask again. Raises `ClusterError` while a server is missing, `StoreError`.
         """
+        if former is not None and (why := self._cluster.set_aside(former)) is not None:
+            self._board.expect(former, "gone")
+            return EndOfWorker(former, 0, why, True)
         place = self._roster.assign(self._host_manager.samples(), host, request)
         if former is not None and former != place.worker:
             self._board.expect(former, f"gone, now worker {place.worker}")

@@ -74,6 +74,7 @@ class RayCluster:
         self._handles: dict[tuple[int, int], Any] = {}
         self._done: dict[tuple[int, int], Any] = {}  # scripts that have ended, and keep their state
         self._gone: dict[tuple[int, int], Gone] = {}
+        self._set_aside: dict[int, str] = {}  # why, by worker
         self._lock = threading.Lock()
         self._pace = pace or Pace(known=True)
         self._begun: dict[int, float] = {}  # when far workers fetch, by ticket
@@ -125,6 +126,10 @@ class RayCluster:
     def gone(self, worker: int, incarnation: int) -> Gone | None:
         """How a worker came to leave; None if it has not."""
         return self._gone.get((worker, incarnation))
+
+    def set_aside(self, worker: int) -> str | None:
+        """Why no other is to take the place of this worker, if so: its host may see its end before it is told why."""
+        return self._set_aside.get(worker)
 
     def cause_of(self, worker: int, incarnation: int) -> str | None:
         """Why a worker left; None if it has not."""
@@ -239,6 +244,8 @@ class RayCluster:
         with self._lock:
             handle = self._handles.pop((worker, incarnation), None)
             self._gone.setdefault((worker, incarnation), Gone(reason, for_good))
+            if for_good:
+                self._set_aside[worker] = reason
         self._hang_up(worker, incarnation)
         self._on_left(worker, incarnation)
         if handle is not None:

@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray.exceptions import RayError
 
-from speedo.actors.host_manager import Orders
+from speedo.actors.host_manager import EndOfWorker, Orders
 from speedo.actors.ray_errors import is_gone, raised_by, why
 from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_process import WorkerProcess
@@ -322,6 +322,11 @@ class WorkerHost:
             process.due = now + WATCH_S
             return
         process.request = 0
+        if isinstance(place, EndOfWorker):
+            process.given_up = True
+            if all(one.given_up for one in self._processes):
+                self.last_died = place.reason
+            return
         self._begin_at(process, place, now)
 
     def _ask_for_place(self, process: WorkerProcess) -> Any:
@@ -396,7 +401,7 @@ class WorkerHost:
 
     def _give_back(self, process: WorkerProcess, cause: str, answer: Any) -> None:
         """A place came for a worker that is not wanted any more, or will come."""
-        if answer.exception() is not None:
+        if answer.exception() is not None or isinstance(answer.result(), EndOfWorker):
             return
         if (place := answer.result()) is not None:
             self._master.lost.remote(place, cause)

@@ -106,7 +106,13 @@ def killed(
     spread.recovered(finding, since, {victim})
     spread.are_all_back(finding, since, {victim})
     lines = spread.stop_and_check({victim})
-    lost = [line for line in lines if line.get("decision") in ("refused", "discarded")]
+    # Until it is back; at the end a turn of each may be under way.
+    back = max(
+        at
+        for at, line in enumerate(lines)
+        if line["event"] == "joined" and line["worker"] == victim
+    )
+    lost = [line for line in lines[:back] if line.get("decision") in ("refused", "discarded")]
     assert {line["worker"] for line in lost} == ALL - {victim}
     spread.run.failed_first(f"worker {victim}", SILENT)
 
