@@ -57,6 +57,7 @@ from speedo.watch.status import Status
 
 NAME = "master"
 FORMER_S = 60.0  # after which the vectors of a former master are removed
+Place = Assignment | EndOfWorker | None
 
 
 class MasterActor(ServedMaster):
@@ -240,9 +241,7 @@ class MasterActor(ServedMaster):
         self._hosts.add(host)
         return self._settings.for_others()
 
-    def assign(
-        self, host: str, former: int | None, request: int
-    ) -> Assignment | EndOfWorker | None:
+    def assign(self, host: str, former: int | None, request: int) -> Place:
         """A place for one more worker of this host, or for the successor of the worker in slot `former`.
 
         One that was set aside has none. A `request` that is repeated gets the same place. None while the store has not

@@ -21,8 +21,9 @@ from tests.faults.scripts import (
     trained,
 )
 from tests.faults.scripts import FIT as SCRIPT
-from tests.run.script.test_run_command import WAIT_S, lines_of, run, script_of
+from tests.run.script.test_run_command import WAIT_S, run, script_of
 from tests.support.commands import Commands, how_loaded, wait_until
+from tests.support.invariants import read_lines
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 
@@ -88,7 +89,7 @@ def each_record_is_trained_once(
     print(mode, happened, errors[-3000:])
     assert process.returncode == 0
     assert len(happened) == events
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     for seconds in pauses_after_deaths(lines):
         finding.recovered(seconds)
     assert trained(lines) == EACH_ONCE
@@ -117,7 +118,7 @@ def test_the_last_records_of_workers_set_aside_or_dead_are_trained_by_those_that
     script_of(speedo, 1).kill()
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, f"the run waited for a worker that is not started: {errors}"
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     assert {line["worker"] for line in lines if line["event"] == "set-aside"} <= {2}
     finish = next(line for line in lines if line["event"] == "finish")
@@ -131,7 +132,7 @@ def test_a_script_that_is_killed_when_all_is_trained_ends_the_run_well(
     """The only worker, between its last step and the end of its part."""
     status, _, errors = run(speedo, "--workers", "1", "--mode", "easgd", str(SCRIPT), "dies-at-end")
     assert status == 0, errors
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     finish = next(line for line in lines if line["event"] == "finish")
     assert finish["reason"] == "every record of every epoch is trained"
