@@ -21,7 +21,7 @@ from speedo.cli.run_options import (
 from speedo.cli.say import say
 from speedo.errors import ConfigError, hide_secrets
 from speedo.run.config.formats import parse_phase
-from speedo.run.config.option_table import rows
+from speedo.run.config.option_table import words_of
 from speedo.run.config.run_config import make_config
 
 CLUSTER: Final = "Cluster"
@@ -230,25 +230,12 @@ def _without_secrets(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _words(given: Mapping[str, Any], placed: tuple[str, ...] = _PLACED) -> list[str]:
-    """Options as words of a command line, in the order of the table."""
-    words = []
-    for row in rows():
-        value = given.get("phases" if row.name == "phases" else row.name)
-        if row.name in placed or value is None or value == () or (row.is_switch and not value):
-            continue
-        on, _, off = row.flags.partition("/")
-        flag = on.split()[0].rstrip(",")
-        if row.parent:
-            told = ("yes" if value else "no") if row.kind is bool else value
-            words += [flag, f"{row.part_name}={told}"]
-        elif row.kind is bool:
-            words.append(flag if value else off)
-        else:
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [flag, str(one)]
-    if given.get("config_file") is not None:
-        words += ["--config", str(given["config_file"])]
-    return words
+    """Options as words of a command line; those that are `placed` have another place."""
+    words = words_of(
+        {name: one for name, one in given.items() if name not in (*placed, "config_file")}
+    )
+    file = given.get("config_file")
+    return words if file is None else [*words, "--config", str(file)]
 
 
 def _text(value: object) -> str | None:

@@ -45,14 +45,16 @@ class ValueWithParts(click.ParamType[Any]):
     ) -> tuple[Any, Parts]:
         if not isinstance(value, str):
             return value, {}
-        found = [one for one in _PART.finditer(value) if self._begins_a_part(value, one[1])]
+        # What a class of the user's declares is in no row.
+        own = is_foreign(value.partition(",")[0]) and getattr(param, "name", "") in ("mode", "rule")
+        found = [one for one in _PART.finditer(value) if own or self._begins_a_part(value, one[1])]
         main = value[: found[0].start()] if found else value
         ends = [one.start() for one in found[1:]] + [len(value)]
         parts = dict[str, Any]()
         for one, end in zip(found, ends, strict=False):
             name = one[1].replace("-", "_")
             row = self._names.get(name)
-            if row is None and not is_foreign(main):
+            if row is None and not own:
                 known = ", ".join(row.as_part for row in self.parts)
                 self.fail(f"{said(one[1])} is no part of it; known are {known}", param, ctx)
             text = value[one.end() : end]
@@ -64,7 +66,7 @@ class ValueWithParts(click.ParamType[Any]):
 
     def _begins_a_part(self, value: str, name: str) -> bool:
         """A list of resources has names of its own, and a URL may have any."""
-        if name.replace("-", "_") in self._names or is_foreign(value.partition(",")[0]):
+        if name.replace("-", "_") in self._names:
             return True
         return "://" not in value and not any(row.part_name == "resources" for row in self.parts)
 

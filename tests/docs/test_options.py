@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from speedo.cli.run_options import RunCommand, options_for
 from speedo.errors import ConfigError
 from speedo.run.config.combinations import markdown_of_combinations
-from speedo.run.config.option_table import markdown, markdown_of_modes, rows
+from speedo.run.config.option_table import markdown, markdown_of_modes, rows, words_of
 from speedo.run.config.run_config import WORKERS, RunConfig, make_config
 from speedo.system.bounds import Option, Whole
 
@@ -86,3 +86,25 @@ def test_an_option_that_is_declared_once_is_in_help_docs_yaml_and_checks(tmp_pat
         with pytest.raises(ConfigError) as caught:
             make_config({"helpers": value}, model=Wider)
         assert caught.value.problems == (problem,)
+
+
+def test_options_as_words_are_read_as_the_same_options() -> None:
+    """As a comparison and `speedo launch` hand them on."""
+    given = {
+        "mode": "partial", "catch_up": True, "local_steps": "1,10@500", "max_advance": 3, "final_test": False,
+        "testers": 2, "compress_center": "bfloat16", "join_timeout": 5.0, "split_batch": False, "keep_best": True,
+        "resources": "cpu=2,gpu=1", "placement": "pack", "ray": "10.0.0.5:6379", "restarts": 0, "master_restarts": 2,
+    }  # fmt: skip
+    words = words_of({**given, "lr": None, "phases": (), "redis_tls": False})
+
+    @click.command(cls=RunCommand)
+    @options_for(lambda row: True)
+    def read(**options: object) -> None:
+        raise AssertionError("only parsed")
+
+    with read.make_context("read", words) as context:
+        found = {name: value for name, value in context.params.items() if value not in (None, ())}
+    assert found == {**found, **given}
+    assert make_config(found) == make_config(given)
+    own = words_of({"mode": "sync", "rule": "mine:HeavyBall", "heavy": 0.7})
+    assert own == ["--mode", "sync", "--rule", "mine:HeavyBall,heavy=0.7"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from speedo.run.config.run_config import GROUPS, MERGING, RunConfig
 from speedo.sgd_modes.base import options_of
+from speedo.sgd_modes.foreign import is_foreign
 from speedo.sgd_modes.registry import PLAIN, RULES, rules_with, takers
 from speedo.system.bounds import Option, Seconds, declared
 
@@ -153,6 +155,41 @@ def rows(model: type[RunConfig] = RunConfig) -> tuple[Row, ...]:
     return tuple(
         one for row in made for one in (row, *(part for part in found if part.parent == row.name))
     )
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line, in the order of the table, each with its parts.
+
+    What is in no row is of a rule or a mode of the user's.
+    """
+    table = rows()
+    switches = {row.name for row in table if row.is_switch}
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None and value != () and not (value is False and name in switches)
+    }
+    known, words = {row.name for row in table}, list[str]()
+    for row in table:
+        parts = [one for one in table if one.parent == row.name and one.name in given]
+        told = [f"{one.part_name}={_as_word(given[one.name])}" for one in parts]
+        if is_foreign(given.get(row.name)) and row.name in ("mode", "rule"):
+            told += [f"{name}={_as_word(given[name])}" for name in given if name not in known]
+        if row.parent or row.name == "solver" or (row.name not in given and not told):
+            continue
+        on, _, off = row.flags.partition("/")
+        flag, value = on.split()[0].rstrip(","), given.get(row.name)
+        if row.kind is bool:
+            words.append(flag if value else off)
+        elif isinstance(value, tuple):
+            words += [word for one in value for word in (flag, str(one))]
+        else:
+            words += [flag, ",".join([*([] if value is None else [str(value)]), *told])]
+    return words
+
+
+def _as_word(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def markdown(model: type[RunConfig] = RunConfig) -> str:

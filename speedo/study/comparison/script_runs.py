@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from speedo.errors import ConfigError
+from speedo.run.config.option_table import words_of
 from speedo.run.config.run_config import make_config
 from speedo.run_dir.events import ResultMerged, read_events
 from speedo.study.comparison.compare import Comparison
@@ -33,7 +34,7 @@ class ScriptComparison(Comparison):
     def command(self, place: RunFiles, run: Planned) -> list[str]:
         remove_former(place)
         words = [*beginning(), "speedo", "run", "--run-dir", str(place.run_dir)]
-        return [*words, *_words(run.options), *self.wish.script]
+        return [*words, *words_of(run.options), *self.wish.script]
 
     def outcome(self, forecasts: Forecasts) -> Figures | None:
         found = histories(self.folder, self.runs)
@@ -79,18 +80,6 @@ def _runs_of(wish: ScriptWish) -> list[Planned]:
             run = planned(mode, workers, seed, variant, variant, 0)
             found.setdefault(run.name, run)
     return list(found.values())
-
-
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """These options for a command line."""
-    words = []
-    for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif value is not False:
-            words.append(f"{flag}={value}")
-    return words
 
 
 def _records(runs: Sequence[RunHistory]) -> int | None:

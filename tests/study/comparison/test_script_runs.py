@@ -64,7 +64,7 @@ def test_one_worker_and_the_modes_are_compared_and_made_once(tmp_path: Path) -> 
 def test_a_run_that_fails_is_told_and_the_others_are_made(tmp_path: Path) -> None:
     done = compare(
         tmp_path, "--modes", "async", "--sweep", "restarts=0", "--sweep", "min_workers=2", "--sweep", "join_timeout=2",
-        str(SCRIPT), "raises",
+        str(SCRIPT), "nan",
     )  # fmt: skip
     assert done.exit_code == 1, done.output
     name = "async-w2-restarts=0-min_workers=2-join_timeout=2-seed1"
