@@ -160,10 +160,9 @@ def main() -> None:
 def _usage(error: click.ClickException) -> str:
     """Click's message as one sentence that names the help page."""
     text = error.format_message().strip().rstrip(".")
-    if isinstance(error, click.NoSuchOption):
-        from speedo.cli.option_parts import now_given_with
-
-        text = now_given_with(error.option_name) or text
+    parts = sys.modules.get("speedo.cli.option_parts")  # of a command with options of a run
+    if isinstance(error, click.NoSuchOption) and parts is not None:
+        text = parts.now_given_with(error.option_name) or text
     context = getattr(error, "ctx", None)
     page = f"; see `{context.command_path} --help`" if context is not None else ""
     return text[:1].lower() + text[1:] + page

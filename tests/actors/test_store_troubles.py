@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from speedo.actors.master_actor import MasterActor
-from speedo.actors.served_master import ServedMaster
 from speedo.watch.status import StatusBoard
 
 
@@ -33,19 +32,16 @@ def test_a_master_that_begins_says_what_it_waits_for(capfd: pytest.CaptureFixtur
 
 
 class Servers:
-    """Takes any server."""
-
-    def join(self, *place: object) -> None:
-        pass
+    """Takes any trouble."""
 
     def trouble_of(self, index: int, problem: str) -> None:
         pass
 
 
-def test_the_trouble_of_a_server_that_died_of_it_is_over_once_another_is_there() -> None:
+def test_the_trouble_of_a_server_is_told_until_it_is_over() -> None:
     one = master()
     one._board, one._servers = StatusBoard("sync", 10, 8, None), Servers()  # type: ignore[assignment]
     one.trouble_of_server(1, "no Redis answers")
     assert one._board.store_trouble == "server 1: no Redis answers"
-    ServedMaster.server_joined(one, "host", 1, 2, None, None)  # type: ignore[arg-type]
+    one.trouble_of_server(1, "")
     assert one._board.store_trouble == ""

@@ -15,8 +15,9 @@ from speedo.run.script_resume import read_former_run
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.rows import Finding, row
 from tests.faults.scripts import RECORDS, SCRIPT_MODES, ScriptRun, kept, trained
-from tests.run.script.test_run_command import WAIT_S, lines_of
+from tests.run.script.test_run_command import WAIT_S
 from tests.support.commands import Commands, wait_for_line
+from tests.support.invariants import read_lines
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(540)]
 SCRIPT = Path(__file__).parent / "scripts" / "go_on.py"
@@ -78,9 +79,11 @@ def test_a_killed_run_goes_on_with_more_workers_and_later_for_more_epochs(
     status, errors = resumed(speedo, str(SCRIPT), "numpy", "3", "0")
     assert status == 0, errors
     assert "optimizer and run.keep of 3 of 3 workers" in errors
-    assert trained(kept(lines_of(tmp_path))) == each_once(3)
+    assert trained(kept(read_lines(tmp_path / "run" / "metrics.jsonl"))) == each_once(3)
     steps = [
-        line["iteration"] for line in kept(lines_of(tmp_path)) if line.get("decision") == "merged"
+        line["iteration"]
+        for line in kept(read_lines(tmp_path / "run" / "metrics.jsonl"))
+        if line.get("decision") == "merged"
     ]
     assert steps == sorted(steps)
     assert speedo.left() == []
@@ -103,7 +106,7 @@ def test_one_worker_in_rounds_is_the_same_to_the_bit_after_a_kill_and_after_its_
         status, errors = resumed(speedo, str(SCRIPT), "adam", epochs, "0")
         assert status == 0, errors
         assert "optimizer and run.keep of 1 of 1 workers" in errors
-    assert trained(kept(lines_of(tmp_path))) == each_once(3)
+    assert trained(kept(read_lines(tmp_path / "run" / "metrics.jsonl"))) == each_once(3)
     one, other = np.load(tmp_path / "run" / "model.npz"), np.load(tmp_path / "whole" / "model.npz")
     for name in other:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)

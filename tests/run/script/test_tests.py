@@ -12,8 +12,9 @@ import pytest
 import speedo
 from speedo.errors import ConfigError
 from tests.faults.scripts import EACH_ONCE, trained
-from tests.run.script.test_run_command import lines_of, run
+from tests.run.script.test_run_command import run
 from tests.support.commands import Commands
+from tests.support.invariants import read_lines
 
 SCRIPT = Path(__file__).parent / "scripts" / "tested.py"
 
@@ -28,7 +29,7 @@ def test_each_test_is_made_by_one_worker_and_is_in_the_log(
 ) -> None:
     status, _, errors = run(speedo, "--workers", "3", "--mode", mode, str(SCRIPT))
     assert status == 0, errors
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     # Two tests may be under way at once: the one that began later may end first.
     tests = sorted(
@@ -53,7 +54,7 @@ def test_who_dies_in_a_test_leaves_it_to_another(speedo: Commands, tmp_path: Pat
     words = ("--workers", "2", "--restarts", "0", "--mode", "async", str(SCRIPT), "dies")
     status, _, errors = run(speedo, *words)
     assert status == 0, errors
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     problems = [line["problem"] for line in lines if line["event"] == "test"]
     assert "worker 1, which made it, is gone" in problems[0]
@@ -77,7 +78,7 @@ def test_workers_share_a_test_and_what_one_that_dies_has_not_tested_is_tested_by
     words = ("--workers", "2", "--restarts", "0", "--mode", mode, str(SCRIPT), f"shared{dies}")
     status, _, errors = run(speedo, *words, str(tmp_path / "joined"))
     assert status == 0, errors
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
     tests = [line for line in lines if line["event"] == "test"]
     assert [line["problem"] for line in tests] == [None] * 3
@@ -92,7 +93,9 @@ def test_a_target_ends_the_run(speedo: Commands, tmp_path: Path) -> None:
     status, out, errors = run(speedo, *words)
     assert status == 0, errors
     assert "reached the target loss<=100" in out
-    finish = next(line for line in lines_of(tmp_path) if line["event"] == "finish")
+    finish = next(
+        line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if line["event"] == "finish"
+    )
     assert finish["complete"]
     assert (tmp_path / "run" / "model.npz").is_file()
     assert "stopped 0" in errors

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tests.faults.scripts import trained
-from tests.run.script.test_run_command import WAIT_S, lines_of, run, script_of
+from tests.run.script.test_run_command import WAIT_S, run, script_of
 from tests.support.commands import Commands, how_loaded
+from tests.support.invariants import read_lines
 
 pytestmark = [
     pytest.mark.torch,
@@ -59,7 +60,9 @@ def test_workers_that_average_gradients_make_the_model_of_one_process(
     largest = max(float(np.abs(theirs[name]).max()) for name in theirs)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-6 * largest)
-    results = [line for line in lines_of(tmp_path) if line["event"] == "result"]
+    results = [
+        line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if line["event"] == "result"
+    ]
     assert {line["worker"] for line in results} == set(range(workers))
     # Of a stretch that is the last batch alone, the last worker has nothing.
     assert all(line["loss"] > 0 for line in results if line["samples"])
@@ -96,13 +99,17 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     )
     while to_kill and time.monotonic() < deadline:
         time.sleep(0.3)
-        events = [line["event"] for line in lines_of(tmp_path)] if log.exists() else []
+        events = (
+            [line["event"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+            if log.exists()
+            else []
+        )
         joined = 3 + died + len(killed) - len(to_kill)
         if events.count("joined") == joined and events[-1] == "result":
             script_of(speedo, to_kill.pop(0)).kill()
     _, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, to_kill) == (0, []), errors
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert done.exists() == bool(died), "the leader dies with what it was dealt, where there is one"
     assert trained(lines) == EACH_ONCE
     assert killed_in(lines) == died + len(killed)
@@ -123,7 +130,7 @@ def test_a_worker_that_tests_ends_the_turn_of_its_team_and_nothing_is_lost(
     script = SCRIPT.with_name("tested_torch.py")
     status, _, errors = run(speedo, "--workers", "3", str(script))
     assert status == 0, errors
-    lines = lines_of(tmp_path)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert [line for line in lines if line.get("decision") == "discarded"] == []
     epochs, records, tests = 4, 600, 201
     assert trained(lines) == Counter({(e, r): 1 for e in range(epochs) for r in range(records)})
