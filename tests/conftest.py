@@ -132,32 +132,6 @@ WITHOUT_TORCH = "PyTorch is not installed"
 MOST_LOADED = 6.0  # times the timeout of a test, on however busy a machine
 
 
-LONG = ("hosts", "faults", "actors", "launch", "whole_runs")
-
-
-def dealt(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Each of the processes, which begin with a stretch each of all tests, has long ones first, by whole files.
-
-    Otherwise the last minutes of a run have one or two processes at work.
-    """
-    files: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(str(item.path), []).append(item)
-    heads: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    for path in sorted(files, key=lambda one: -len(files[one])):
-        if Path(path).parent.name in LONG:
-            min(heads, key=len).extend(files[path])
-    long = {item for head in heads for item in head}
-    rest = [item for item in items if item not in long]
-    each = -(-len(items) // processes)
-    order: list[pytest.Item] = []
-    for head in heads:
-        more = max(0, each - len(head))
-        order += [*head, *rest[:more]]
-        rest = rest[more:]
-    return [*order, *rest]
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     unwanted = [
         item
@@ -169,7 +143,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=unwanted)
         left_out = set(unwanted)
         items[:] = [item for item in items if item not in left_out]
-    items[:] = dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     longest = float(config.getoption("timeout") or config.getini("timeout"))
     factor = min(how_loaded(), MOST_LOADED)
     for item in items:
