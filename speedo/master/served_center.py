@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from speedo.engines.solver_update import Recipe, SolverHistory
+from speedo.errors import MissingKeyError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
@@ -71,9 +72,7 @@ class ServedCenter:
     _uses: Counter[int] = field(default_factory=Counter)
     _early: dict[tuple[int, int], tuple[TakeIn, Pending]] = field(default_factory=dict)
     _to_order: list[tuple[Merge, int]] = field(default_factory=list)  # with the iteration before
-    _ordered: deque[Pending] = field(
-        default_factory=deque
-    )  # merges that servers were asked to make
+    _ordered: deque[Pending] = field(default_factory=deque)  # merges under way
     _published: set[int] = field(default_factory=set)
     _old: list[int] = field(default_factory=list)  # versions to delete
     _over: list[tuple[int, int]] = field(default_factory=list)  # payloads to delete
@@ -114,10 +113,16 @@ class ServedCenter:
         self._order()
         self._confirm(0)
         if self._whole.version != self.version:
-            self.servers.ask(Restore(whole=True)).answers()
-            with self._exchange() as exchange:
-                self._whole = fetch_whole(exchange, self.version, self.layout, self.solver)
+            try:
+                self._whole = self._fetched()
+            except MissingKeyError:  # a Redis came back empty just now
+                self._whole = self._fetched()
         return self._whole
+
+    def _fetched(self) -> WholeCenter:
+        self.servers.ask(Restore(whole=True)).answers()
+        with self._exchange() as exchange:
+            return fetch_whole(exchange, self.version, self.layout, self.solver)
 
     # ------------------------------------------------------------ what the driver asks for
 
@@ -230,9 +235,8 @@ class ServedCenter:
         self._confirm(0)
         answers = self.servers.ask(Probe()).answers()
         self.outages = sum(answer for answer in answers if isinstance(answer, int))
-        self.servers.ask(
-            Restore()
-        ).answers()  # a store that was empty for a moment may have shown it to nobody
+        # A store that was empty for a moment may have shown it to nobody.
+        self.servers.ask(Restore()).answers()
 
     def restore(self) -> None:
         self._order()

@@ -134,9 +134,8 @@ def build_training(
             coordinator.started = True
             coordinator.awaited.update(taken_over.members)
             board.turns, board.results = taken_over.exchanged
-        elif (
-            settings.master_restarts
-        ):  # a host may have gone meanwhile: its workers are not waited for
+        elif settings.master_restarts:
+            # A host may have gone meanwhile: its workers are not waited for.
             coordinator.started = True
             coordinator.awaited.update(range(settings.workers))
     if resume is not None or settings.epoch:
