@@ -21,7 +21,7 @@ from speedo.master.local_servers import Answered, LocalServers
 from speedo.master.plan import Plan
 from speedo.master.range_server import RangeServer
 from speedo.master.served_center import ServedCenter
-from speedo.master.server_requests import Answer, Clear, Combine, Load, Request, TakeIn
+from speedo.master.server_requests import Answer, Clear, Combine, Load, Request, Restore, TakeIn
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
@@ -300,6 +300,26 @@ def test_a_server_that_is_lost_ends_the_attempt(kind: type) -> None:
     number = 1 if kind is Load else 5
     with pytest.raises(RunInterrupted, match="server 1 at here is lost: killed"):
         run("add", 3, 2, serve=lambda servers: Lost(servers, kind, number))
+
+
+class Emptied(LocalServers):
+    """The store of server 1 comes back empty, once, when the master is about to fetch the whole center."""
+
+    done = False
+
+    def ask(self, request: Request) -> Answered:
+        answered = super().ask(request)
+        if isinstance(request, Restore) and request.whole and not self.done:
+            self.done = True
+            store = self.servers[1].store
+            store.delete(*store.keys(""))
+        return answered
+
+
+def test_a_center_that_is_lost_while_it_is_fetched_is_asked_for_once_more() -> None:
+    sound, _ = run("adam", 3, 2)
+    found, _ = run("adam", 3, 2, serve=Emptied)
+    assert found.center.vector.tobytes() == sound.center.vector.tobytes()
 
 
 def test_a_center_counts_as_a_version_only_if_every_range_says_so() -> None:
