@@ -44,7 +44,7 @@ from speedo.messages import Kind, Team, Train
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.worker.membership import Membership
 from speedo.worker.team_turn import TeamMember
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 from tests.support.bundled_nets import SHAPES, Bench
 from tests.support.network import limit, network
 
@@ -54,7 +54,7 @@ WEIGHTS: Final = "weights"
 WAYS: Final = ("alone", "at the end", "early", "at the end, factors", "early, factors")
 
 
-class BenchWorker(Worker):
+class BenchWorker(EngineWorker):
     """Its center is what its engine has, and nobody gets what the team has made."""
 
     def fetch_center_for_team(self, command: Train, out: Vector) -> None:

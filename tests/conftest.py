@@ -27,7 +27,7 @@ from tests.faults.rows import (
 )
 from tests.support import left_behind
 from tests.support.commands import how_loaded
-from tests.support.forked.commands import share_a_server
+from tests.support.forked.commands import native_deaths, share_a_server
 from tests.support.quick import no_process_started, tried, watch_starts
 
 if TYPE_CHECKING:
@@ -199,9 +199,12 @@ def finding(findings: Findings) -> Finding:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the list of all that was skipped
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter,
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> Generator[None, None, None]:
     yield
+    if exitstatus and not hasattr(config, "workerinput") and (deaths := native_deaths()):
+        terminalreporter.section("native deaths of forks, those included that a test wanted")
+        terminalreporter.write_line(deaths)
     skipped = terminalreporter.stats.get("skipped", [])
     left_out = [one for one in skipped if WITHOUT_TORCH in str(one.longrepr)]
     if left_out:

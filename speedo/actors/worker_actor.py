@@ -36,8 +36,8 @@ from speedo.system import failpoints
 from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.system.runs_at import RunsAt
 from speedo.worker.membership import Membership
-from speedo.worker.overlapping_turns import TurnPipeline
 from speedo.worker.team_turn import TeamMember
+from speedo.worker.turn_pipeline import TurnPipeline
 
 ASK_S: Final = 2.0  # for the master's answer
 Argument = TypeVar("Argument")
@@ -66,7 +66,7 @@ class WorkerReady:
 
 
 class WorkerActor:
-    """A thin shell around `speedo.worker.turn.Worker`.
+    """A thin shell around `speedo.worker.turn.EngineWorker`.
 
     One thread has all to do with the solver, because Caffe's settings belong to threads: the actor's own or, where
     turns overlap, one of the pipeline's. Such an actor has several threads.
@@ -199,15 +199,13 @@ class WorkerActor:
         from speedo.run.host_memory import host_centers
         from speedo.run.open_store import run_store, server_stores
         from speedo.run.scratch import LEAVES
-        from speedo.worker.overlapping_turns import OverlappingWorker
-        from speedo.worker.turn import Worker
+        from speedo.worker.turn import EngineWorker
 
         settings = self._settings
         self._place = place
         store = run_store(place.redis_url, settings, self._store_trouble)
         ahead = self._pipeline is not None
-        kind = OverlappingWorker if ahead else Worker
-        self._worker = kind(
+        self._worker = EngineWorker(
             settings.keyspace,
             place.worker,
             place.incarnation,
@@ -221,11 +219,11 @@ class WorkerActor:
             host=host_centers(settings, place, engine.layout),
             factors=settings.factors,
             leaves=(self._scratch.parent / LEAVES).exists,
+            overlap=ahead,
             rebuild=self._rebuilt,
         )
         self._turn: Callable[[Train], Trained] = self._worker.turn
         if self._pipeline is not None:
-            assert isinstance(self._worker, OverlappingWorker)
             self._pipeline.worker = self._worker
         elif settings.teams:
             meeting = TeamMeeting(self._scratch.parent, place.worker, place.incarnation)

@@ -114,8 +114,8 @@ class QuadraticEngine:
         self._iteration = iteration
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        (blob,) = self._layout.blobs
-        change(blob, slice(0, blob.size), self._weights)
+        for blob, place in self.layout.slices():
+            change(blob, place, self._weights[place])
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` steps; mean loss, each at the weights before its step. See `Engine.step`."""

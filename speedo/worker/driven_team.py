@@ -28,8 +28,8 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
 from speedo.system.failpoints import reached
-from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.membership import Membership
+from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.team_memory import stretch_of
 from speedo.worker.team_space import (
     BAD,
@@ -83,7 +83,7 @@ class DrivenTeam:
 
     def __init__(
         self,
-        worker: DrivenWorker,
+        worker: ScriptWorker,
         membership: Membership,
         optimizer: Optimizer,
     ) -> None:

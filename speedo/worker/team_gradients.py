@@ -26,7 +26,7 @@ from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
 from speedo.worker.membership import BeginSum, Gather, MeetMembers, SumOverHosts, Wait
 from speedo.worker.team_memory import STATE, TeamMemory, stretch_of
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 Waits = Generator[Wait, SumOverHosts | None, None]
 
@@ -35,7 +35,7 @@ Waits = Generator[Wait, SumOverHosts | None, None]
 class TeamPlace:
     """A worker's place in its team: `here` are those of the members of its host, `place` is its own among them."""
 
-    worker: Worker
+    worker: EngineWorker
     team: Team
     memory: TeamMemory
     here: tuple[int, ...]
@@ -80,7 +80,7 @@ def is_finite(vector: Vector) -> bool:
 # -------------------------------------------------------------------- a round
 
 
-def products_for(worker: Worker, team: Team) -> tuple[Product, ...]:
+def products_for(worker: EngineWorker, team: Team) -> tuple[Product, ...]:
     """Those that this team exchanges as factors, if all its members have batches of one size."""
     batches = {samples for _, _, samples in team.members}
     if not (worker.factors and team.spread and len(batches) == 1):
@@ -89,7 +89,7 @@ def products_for(worker: Worker, team: Team) -> tuple[Product, ...]:
     return tuple(one.product for one in found if one.pays)
 
 
-def room_for_factors(worker: Worker, team: Team) -> int:
+def room_for_factors(worker: EngineWorker, team: Team) -> int:
     """The float32 values for those of all members."""
     return FactorSpace.values_for(products_for(worker, team), len(team.members))
 

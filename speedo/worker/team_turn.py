@@ -37,7 +37,7 @@ from speedo.worker.team_gradients import (
     say_state,
 )
 from speedo.worker.team_memory import TeamMemory
-from speedo.worker.turn import Worker, trained_of
+from speedo.worker.turn import EngineWorker, trained_of
 
 Answer = TypeVar("Answer")
 
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 class TeamMember:
     """A worker's part in its team's turns."""
 
-    def __init__(self, worker: Worker, membership: Membership) -> None:
+    def __init__(self, worker: EngineWorker, membership: Membership) -> None:
         self._worker, self._membership = worker, membership
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class TeamMember:
 
 
 def team_rounds(
-    worker: Worker, command: Train, memory: TeamMemory
+    worker: EngineWorker, command: Train, memory: TeamMemory
 ) -> Generator[Wait, SumOverHosts | None, Trained]:
     """This worker's part of the turn; stops wherever it needs the others before it continues.
 
@@ -234,7 +234,7 @@ def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, SumOverHosts | No
     yield None
 
 
-def _train(worker: Worker, command: Train, number: int, center: Vector, own: Vector) -> float:
+def _train(worker: EngineWorker, command: Train, number: int, center: Vector, own: Vector) -> float:
     """Leave the payload of round `number` in `own`; the mean loss."""
     engine = worker.engine
     first = number * command.steps

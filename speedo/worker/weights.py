@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from speedo.exchange.vector import Blob, Layout, Vector
 
 
@@ -30,9 +32,16 @@ class Weights(Protocol):
         ...
 
 
-def subtract_center(weights: Vector, center: Vector, layout: Layout) -> None:
-    """Make a delta of the weights, in place. Moving averages stay values: see `Blob.average`."""
-    averages = [(place, weights[place].copy()) for place in layout.averages]
-    weights -= center
-    for place, values in averages:
-        weights[place] = values
+def subtract_center(weights: Weights, memory: Vector) -> None:
+    """Replace the center in `memory` by how far the weights came from it; moving averages by their values.
+
+    See `Blob.average`.
+    """
+
+    def subtract(blob: Blob, place: slice, values: Vector) -> None:
+        if blob.average:
+            memory[place] = values
+        else:
+            np.subtract(values, memory[place], out=memory[place])
+
+    weights.change_weights(subtract)

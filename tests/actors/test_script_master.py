@@ -25,7 +25,7 @@ from speedo.run.settings import Near, RunSettings
 from speedo.run_dir.directory import create_run_dir
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.system.runs_at import RunsAt
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 pytestmark = pytest.mark.ray
 BATCH, TURNS, WAIT_S = 5, 10, 60.0
@@ -39,7 +39,7 @@ class Script:
         self.ended = threading.Event()
         self.engine = QuadraticEngine(size, batch=BATCH)
         store = run_store("", settings)
-        self.worker = Worker(
+        self.worker = EngineWorker(
             settings.keyspace, place.worker, place.incarnation, self.engine, store, time.monotonic
         )
         if place.worker == 0:

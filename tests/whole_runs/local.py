@@ -49,7 +49,7 @@ from speedo.run_dir.directory import create_run_dir
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.simulated_team import Memories, train_together
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 NO_OVERRIDES = SolverOverrides()
 
@@ -78,7 +78,7 @@ class LocalCluster(Cluster):
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, EngineWorker] = {}
         self.commands: dict[int, Train] = {}  # of a team, until all are there
         self.memories: Memories = {}
         self.evicted: list[tuple[int, str]] = []
@@ -197,7 +197,7 @@ def train_as(
         engine.advance(place.skip)
         if place.history is not None:
             engine.load_history(training.histories[place.worker])
-        cluster.workers[place.worker] = Worker(
+        cluster.workers[place.worker] = EngineWorker(
             settings.keyspace, place.worker, place.incarnation, engine, store, time.monotonic,
             compression=settings.compression, servers=servers.places if servers else (),
         )  # fmt: skip

@@ -32,7 +32,7 @@ from speedo.run.training import Training
 from speedo.run_dir.directory import create_run_dir
 from speedo.storage.memory_store import MemoryStore
 from speedo.watch.console import plain_line
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 from tests.support.disks import small_disk
 from tests.support.every_mode import MODES, options_of
 from tests.whole_runs.local import LocalCluster
@@ -110,7 +110,7 @@ class ScriptRun:
         """One more worker joins with its model; if that of the run is missing, later."""
         place = self.parts.roster.assign()
         engine = self.engines[place.worker]
-        self.cluster.workers[place.worker] = Worker(
+        self.cluster.workers[place.worker] = EngineWorker(
             self.settings.keyspace, place.worker, place.incarnation, engine, self.parts.store, time.monotonic,
             compression=self.settings.compression,
         )  # fmt: skip

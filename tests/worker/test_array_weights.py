@@ -87,10 +87,14 @@ def test_float64_keeps_its_precision_where_nothing_changes_in_float32() -> None:
 
 
 def test_only_deltas_of_moving_averages_stay_values() -> None:
-    layout = Layout((Blob("w", (1,)), Blob("sum", (1,), True), Blob("mean", (1,), True, True)))
-    values, center = np.array([5, 5, 5], np.float32), np.array([1, 2, 3], np.float32)
-    subtract_center(values, center, layout)
-    assert values.tolist() == [4, 3, 5]
+    weights = ArrayWeights({name: np.array([5], np.float32) for name in ("w", "sum", "mean")})
+    weights.layout = Layout(
+        (Blob("w", (1,)), Blob("sum", (1,), True), Blob("mean", (1,), True, True))
+    )
+    memory = np.array([1, 2, 3], np.float32)
+    subtract_center(weights, memory)
+    assert memory.tolist() == [4, 3, 5]
+    assert read(weights).tolist() == [5, 5, 5]
 
 
 def read_only() -> np.ndarray:

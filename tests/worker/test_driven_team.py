@@ -27,8 +27,8 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.driven_team import Comes, DrivenTeam
-from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.membership import Membership
+from speedo.worker.script_turn import ScriptWorker
 
 Answer = TypeVar("Answer")
 CENTER = np.array([1, 2, 3], np.float32)
@@ -74,7 +74,7 @@ class Members:
     def __init__(self, folder: Path, count: int, hosts: int) -> None:
         """Worker `w` is on host `w` modulo `hosts`."""
         self.store, self.hosts = MemoryStore(clock=lambda: 0.0), hosts
-        self.folder, self.workers = folder, dict[int, DrivenWorker]()
+        self.folder, self.workers = folder, dict[int, ScriptWorker]()
         for one in ("store", *map(str, range(hosts))):
             (folder / one).mkdir()
         self.optimizers, self.teams = dict[int, Momentum](), dict[int, DrivenTeam]()
@@ -87,7 +87,7 @@ class Members:
     def add(self, worker: int, incarnation: int) -> None:
         w = np.zeros(3, np.float32)
         weights = ArrayWeights({"w": w})
-        one = DrivenWorker("run", worker, incarnation, weights, self.store, lambda: 0.0)
+        one = ScriptWorker("run", worker, incarnation, weights, self.store, lambda: 0.0)
         self.workers[worker], self.optimizers[worker] = one, Momentum(w)
         meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, incarnation)
 

@@ -20,7 +20,8 @@ from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
-from speedo.worker.overlapping_turns import OverlappingWorker, TurnBuffer, TurnBuffers
+from speedo.worker.turn import EngineWorker
+from speedo.worker.turn_stages import TurnBuffer, TurnBuffers
 
 BATCH = 10
 
@@ -39,21 +40,22 @@ class HalfStatistics(QuadraticEngine):
 
 def worker_of(
     store: Store, compression: Compression = NO_COMPRESSION, engine: QuadraticEngine | None = None
-) -> OverlappingWorker:
+) -> EngineWorker:
     engine = engine or QuadraticEngine(4, batch=BATCH, momentum=0.9)
-    worker = OverlappingWorker(
-        "run", 0, 1, engine, store, lambda: 0.0, compression=compression, outgoing=store
-    )
+    worker = EngineWorker(
+        "run", 0, 1, engine, store, lambda: 0.0,
+        compression=compression, outgoing=store, overlap=True,
+    )  # fmt: skip
     publish(worker, np.zeros(4, np.float32), 0)
     return worker
 
 
-def publish(worker: OverlappingWorker, center: Vector, version: int) -> None:
+def publish(worker: EngineWorker, center: Vector, version: int) -> None:
     key, layout = keys.center("run", version), worker.engine.layout
     put_vector(worker.store, key, layout, Kind.CENTER, as_bytes(center), version=version)
 
 
-def result(worker: OverlappingWorker, ticket: int, kind: Kind = Kind.DELTA) -> Vector:
+def result(worker: EngineWorker, ticket: int, kind: Kind = Kind.DELTA) -> Vector:
     vector = worker.engine.layout.zeros()
     fetch_vector(worker.store, keys.payload("run", 0, ticket), worker.engine.layout, kind, vector)
     return vector
@@ -189,7 +191,7 @@ def test_without_the_result_before_it_a_turn_fails_and_the_next_begins_anew(stor
     assert np.any(result(worker, 21))
 
 
-def as_written(worker: OverlappingWorker, version: int) -> tuple[bytes, memoryview]:
+def as_written(worker: EngineWorker, version: int) -> tuple[bytes, memoryview]:
     """A center of this version, head and body."""
     body = as_bytes(np.zeros(4, np.float32))
     return header_for(body, worker.engine.layout, Kind.CENTER, version=version).pack(), body

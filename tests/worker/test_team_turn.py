@@ -31,7 +31,7 @@ from speedo.worker import team_memory
 from speedo.worker.membership import Membership
 from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.team_turn import TeamMember
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 from tests.support.damaged_wire import DamagedWire, flipped
 
 SIZE = 40
@@ -47,7 +47,7 @@ class Members:
         self.store = MemoryStore(clock=lambda: 0.0)
         self.center = np.linspace(-1.0, 1.0, size, dtype=np.float32)
         self.workers = {
-            worker: Worker("run", worker, 1, self.engine(worker), self.store, lambda: 0.0)
+            worker: EngineWorker("run", worker, 1, self.engine(worker), self.store, lambda: 0.0)
             for worker in range(len(batches))
         }
         layout = self.workers[0].engine.layout
@@ -237,11 +237,11 @@ def test_processes_make_the_same_bits_on_all_hosts_and_those_of_the_simulator(
     np.testing.assert_allclose(found, expected, rtol=0, atol=0 if hosts < 3 else 1e-6)
 
 
-def note_weights(worker: Worker, made: list[bytes], command: Train, center: Vector) -> None:
+def note_weights(worker: EngineWorker, made: list[bytes], command: Train, center: Vector) -> None:
     found = np.empty_like(center)
     worker.engine.read_weights(found)
     made.append(found.tobytes())
-    Worker.made_in_team(worker, command, center)
+    EngineWorker.made_in_team(worker, command, center)
 
 
 def test_a_center_of_which_the_team_made_another_is_fetched(

@@ -17,8 +17,9 @@ from speedo.exchange.vector import Vector, as_bytes, header_for
 from speedo.messages import Kind, OwnResults, Train, Trained
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.worker import overlapping_turns
-from speedo.worker.overlapping_turns import OverlappingWorker, TurnPipeline
+from speedo.worker import turn_pipeline
+from speedo.worker.turn import EngineWorker
+from speedo.worker.turn_pipeline import TurnPipeline
 
 WAIT_S = 30.0
 
@@ -43,7 +44,7 @@ class HeldEngine(QuadraticEngine):
 def pipeline() -> Iterator[TurnPipeline]:
     store = MemoryStore(clock=lambda: 0.0)
     engine = HeldEngine()
-    worker = OverlappingWorker("run", 0, 1, engine, store, lambda: 0.0, outgoing=store)
+    worker = EngineWorker("run", 0, 1, engine, store, lambda: 0.0, outgoing=store, overlap=True)
     publish(worker, 0)
     made = TurnPipeline()
     made.worker = worker
@@ -52,7 +53,7 @@ def pipeline() -> Iterator[TurnPipeline]:
     made.close()
 
 
-def publish(worker: OverlappingWorker, version: int) -> None:
+def publish(worker: EngineWorker, version: int) -> None:
     body = as_bytes(np.zeros(4, np.float32))
     header = header_for(body, worker.engine.layout, Kind.CENTER, version=version)
     worker.store.write(keys.center("run", version), header.pack(), body)
@@ -158,7 +159,7 @@ def test_a_turn_that_comes_too_early_waits_for_the_one_before_it(pipeline: TurnP
 def test_one_whose_predecessor_never_comes_is_refused(
     pipeline: TurnPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overlapping_turns, "ORDER_S", 0.01)
+    monkeypatch.setattr(turn_pipeline, "ORDER_S", 0.01)
     with pytest.raises(PayloadError, match="ticket 7, never came"):
         pipeline.submit(train(8, own=OwnResults(pending=7)))
 
@@ -179,7 +180,9 @@ def test_a_turn_that_fails_takes_the_one_behind_it_along_and_no_other(
 def test_a_pipeline_that_is_closed_leaves_no_thread_of_its_own() -> None:
     before = set(threading.enumerate())
     store = MemoryStore(clock=lambda: 0.0)
-    worker = OverlappingWorker("run", 0, 1, HeldEngine(), store, lambda: 0.0, outgoing=store)
+    worker = EngineWorker(
+        "run", 0, 1, HeldEngine(), store, lambda: 0.0, outgoing=store, overlap=True
+    )
     publish(worker, 0)
     made = TurnPipeline()
     made.worker = worker

@@ -17,8 +17,8 @@ from speedo.messages import Team, Train
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import Start
 from speedo.worker.driven_team import Comes, DrivenTeam, Row
-from speedo.worker.driven_turn import DrivenWorker
 from speedo.worker.membership import Membership
+from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
 from speedo.worker.team_space import MOST_DEALT
 
@@ -70,7 +70,7 @@ class GradientTurns:
         self._request: LeaseRequest | None = None  # the last one
         self._is_short = False  # the last deal was
         self._has_turn, self._end_turn, self._lose_turn = has_turn, end_turn, lose_turn
-        self._worker: DrivenWorker | None = None
+        self._worker: ScriptWorker | None = None
         self._team: DrivenTeam | None = None
         self._rows = deque[Row]()
         self.idle = False  # the present step is one of the others
@@ -81,7 +81,7 @@ class GradientTurns:
         self._times = 0
 
     def open(
-        self, worker: DrivenWorker, folder: Path, reach: Callable[[Team], HostExchange]
+        self, worker: ScriptWorker, folder: Path, reach: Callable[[Team], HostExchange]
     ) -> None:
         """Meet those of the host in this folder of it, and `reach` those of the team's other hosts."""
         gathering = TeamMeeting(folder, worker.worker, worker.incarnation)

@@ -27,7 +27,7 @@ from speedo.exchange.channel import refusal
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.exchange.transfer import put_history, take_history
 from speedo.exchange.vector import Blob, Vector
-from speedo.messages import SaveState, StateSaved
+from speedo.messages import SaveState, StateSaved, Train
 from speedo.run.between_hosts import between_hosts_of
 from speedo.run.host_memory import host_centers, too_little_memory
 from speedo.run.open_store import is_near, overlaps, run_store, server_stores
@@ -39,8 +39,7 @@ from speedo.run.script.shared_test import SharedTest
 from speedo.run.script.testing import Measure, center_tested, measured
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import VARIABLE, Hello, Start
-from speedo.worker.driven_turn import DrivenWorker
-from speedo.worker.overlapping_turns import OverlappingDrivenWorker
+from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
 from speedo.worker.weights import Weights
 
@@ -67,7 +66,7 @@ class ScriptTurns:
         """`stepped` is a module with its optimizer, None where arrays are trained; `exchange` as in `speedo.join`."""
         place = start.place
         self.over = False
-        self.worker: DrivenWorker | None = None
+        self.worker: ScriptWorker | None = None
         self._start, self._weights, self._kept = start, weights, kept
         self._module = stepped
         self._asked: LeaseRequest | None = None
@@ -117,7 +116,7 @@ class ScriptTurns:
         folder = Path(os.environ[VARIABLE]).parent  # of the host
         # A relay may swap two turns that are under way at once.
         ahead = overlaps(settings) and is_near(settings.near)
-        self.worker = (OverlappingDrivenWorker if ahead else DrivenWorker)(
+        self.worker = ScriptWorker(
             settings.keyspace,
             place.worker,
             place.incarnation,
@@ -130,11 +129,12 @@ class ScriptTurns:
             servers=server_stores(servers, settings, both_ways=ahead),
             host=host_centers(settings, replace(place, servers=servers), layout),
             leaves=(folder / LEAVES).exists,
+            overlap=ahead,
         )
         if self.gradients is not None:
             reach = partial(between_hosts_of, settings, place, self.source.missing)
             self.gradients.open(self.worker, folder, reach)
-        if isinstance(self.worker, OverlappingDrivenWorker):
+        if ahead:
             self.source.read_ahead(self.worker.fetch_ahead)
             self._publisher = Publisher(self.source, self.share)
         present = layout.zeros()
@@ -239,22 +239,22 @@ class ScriptTurns:
         assert command is not None
         taken = self.share.taken()[0]
         records = tuple((one.epoch, one.start, one.stop) for one in taken)
-        if isinstance(worker, OverlappingDrivenWorker):
-            assert self._publisher is not None
-            return self._publisher.publish(worker.end_later(records), command, taken)
+        publish = worker.end_later(records)
+        if self._publisher is not None:
+            return self._publisher.publish(publish, command, taken)
         try:
-            done = worker.end(records)
+            done = publish()
             self.source.answer(
                 replace(done, pauses=self.gradients is not None and self.gradients.leaves)
             )
         except LOST as problem:
             self.share.give_back(taken)
-            self._lose(problem)
+            self._lose(problem, command)
 
-    def _lose(self, problem: SpeedoError) -> None:
-        """Nothing comes of the turn: what it trained is trained once more."""
+    def _lose(self, problem: SpeedoError, command: Train | None = None) -> None:
+        """Nothing comes of this turn, or else of the present one: what it trained is trained once more."""
         assert self.worker is not None
-        command = self.worker.command
+        command = command or self.worker.command
         assert command is not None
         self._drop()
         self.source.answer(refusal(command, problem))

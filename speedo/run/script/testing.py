@@ -13,7 +13,7 @@ from speedo.exchange.vector import Vector
 from speedo.run.script.turns import TurnSource
 from speedo.storage.meaning import passes
 from speedo.system.foreign_text import clean_text
-from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.weights import Weights
 
 Measure = Callable[..., Mapping[str, float]]  # of no argument, or of an iterator of batches
@@ -44,7 +44,7 @@ def measured(measure: Measure, module: Any, *batches: Any) -> dict[str, float]:
 
 
 def center_tested(
-    worker: DrivenWorker,
+    worker: ScriptWorker,
     turns: TurnSource,
     version: int,
     measure: Callable[[], dict[str, float] | None],

@@ -36,7 +36,7 @@ from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.study.planning.masters_time import handling_seconds
 from speedo.study.planning.team_costs import costs_of_team
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 MARK: Final = "speedo-plan: "
 ROOM: Final = 8  # models in shared memory at the same time, at most
@@ -86,7 +86,7 @@ class _Exchange:
             clock=time.perf_counter,
             compression=compression,
         )
-        self._worker = Worker(
+        self._worker = EngineWorker(
             "plan", 0, 1, still, store(), time.perf_counter, compression=compression
         )
         self._elastic = not is_fraction(compression.payload)

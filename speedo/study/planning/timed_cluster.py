@@ -40,7 +40,7 @@ from speedo.study.planning.timed_team import WHOLE, Part, TimedTeam, nobody
 from speedo.study.simulation.simulated_team import train_together
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 
 class TimedCluster(SimulatedCluster):
@@ -374,7 +374,7 @@ class TimedCluster(SimulatedCluster):
         return self._round[1]
 
     def _steps(
-        self, worker: Worker, command: Train, machine: int, parts: Sequence[Part] = WHOLE
+        self, worker: EngineWorker, command: Train, machine: int, parts: Sequence[Part] = WHOLE
     ) -> Job:
         one = self.calibration.step_seconds(worker.engine.samples_per_step)
         drawn = (self.calibration.at(self.random.random()) for _ in range(command.steps))
@@ -420,6 +420,6 @@ class TimedCluster(SimulatedCluster):
         each = seconds / self.machines.cores(machine).slowed(costs.threads)
         return together(*(self.machines.compute(machine, each) for _ in range(costs.threads)))
 
-    def _finish_turn(self, worker: Worker, command: Train) -> None:
+    def _finish_turn(self, worker: EngineWorker, command: Train) -> None:
         self._sent.add(command.ticket)
         self.post(worker.turn(command))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from speedo.exchange.vector import Header, checksum
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 
-def poison(worker: Worker, key: str) -> None:
+def poison(worker: EngineWorker, key: str) -> None:
     """Replace the payload under this key in all its stores."""
     vector = worker.engine.layout.zeros()
     vector.fill(float("nan"))

@@ -12,7 +12,7 @@ from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.speed_division import SpeedDivision
 from speedo.messages import Divided, Refused, Trained
 from speedo.study.simulation.world import World
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 
 @dataclass
@@ -37,7 +37,7 @@ class SimulatedShares:
         if division is not None:
             self._with_share, self.usual = with_share, usual
 
-    def give(self, worker: Worker) -> None:
+    def give(self, worker: EngineWorker) -> None:
         """It takes the shares that it is given."""
         if self.usual:
             worker.rebuild = partial(self.rebuilt, worker.worker)

@@ -20,7 +20,7 @@ from speedo.worker.membership import BeginSum, Gather, MeetMembers, SumOverHosts
 from speedo.worker.team_gradients import room_for_factors
 from speedo.worker.team_memory import TeamMemory
 from speedo.worker.team_turn import team_rounds
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 Answer = Trained | Refused
 Memories = dict[int, dict[tuple[int, ...], TeamMemory]]  # by gathering, and who share it
@@ -28,7 +28,7 @@ Memories = dict[int, dict[tuple[int, ...], TeamMemory]]  # by gathering, and who
 
 def train_together(
     team: Team,
-    workers: Mapping[int, Worker],
+    workers: Mapping[int, EngineWorker],
     commands: Mapping[int, Train],
     stops_after: Mapping[int, int],
     not_finite: Collection[int] = (),

@@ -38,8 +38,7 @@ from speedo.study.simulation.simulated_servers import SimulatedHosts
 from speedo.study.simulation.simulated_shares import SimulatedShares
 from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.study.simulation.world import World
-from speedo.worker.overlapping_turns import OverlappingWorker
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 
 MOST_EVENTS: Final = 100_000  # without a merge: a round of 1,000 workers needs some 10,000
 
@@ -70,7 +69,7 @@ class SimulatedCluster:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, EngineWorker] = {}
         self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
         self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
@@ -195,11 +194,10 @@ class SimulatedCluster:
         engine = self.shares.engine_of(worker)
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
         overlaps = worker in self.overlap
-        kind = OverlappingWorker if overlaps else Worker
-        self._workers[worker] = kind(
+        self._workers[worker] = EngineWorker(
             self.run, worker, incarnation, engine, self.store, self.clock,
             compression=self.world.compression, servers=self.servers, threads=False,
-            host=self.hosts.centers(worker, max(1, len(self.servers)), self.clock),
+            host=self.hosts.centers(worker, max(1, len(self.servers)), self.clock), overlap=overlaps,
         )  # fmt: skip
         self.shares.give(self._workers[worker])
         depth = 1 + overlaps
@@ -303,18 +301,18 @@ class SimulatedCluster:
             if worker in again:
                 self.at(self.now + self.world.latency_s, partial(self._answer, None, answer))
 
-    def _gone_if(self, worker: Worker) -> Event | None:
+    def _gone_if(self, worker: EngineWorker) -> Event | None:
         return self._gone(worker.worker, "killed") if self._present(worker) else None
 
-    def _answer(self, worker: Worker | None, answer: Trained | Refused) -> Event | None:
+    def _answer(self, worker: EngineWorker | None, answer: Trained | Refused) -> Event | None:
         """It reaches the master if its worker is still there; a repetition in any case."""
         return answer if worker is None or self._present(worker) else None
 
-    def _present(self, worker: Worker) -> bool:
+    def _present(self, worker: EngineWorker) -> bool:
         return self._workers.get(worker.worker) is worker
 
     def _turn(
-        self, worker: Worker, command: Train, poisoned: bool = False, again: bool = False
+        self, worker: EngineWorker, command: Train, poisoned: bool = False, again: bool = False
     ) -> Event | None:
         if not self._present(worker):
             return None
@@ -325,19 +323,19 @@ class SimulatedCluster:
             self.at(self.now + self.world.latency_s, lambda: result)
         return self.deliver(result)
 
-    def outcome(self, worker: Worker, command: Train) -> Trained | Refused:
+    def outcome(self, worker: EngineWorker, command: Train) -> Trained | Refused:
         """Carry the turn out. One that was given ahead of a turn that failed fails, too."""
         try:
             return worker.turn(command)
         except (PayloadError, MissingKeyError) as error:
             return Refused(command.worker, command.incarnation, command.ticket, str(error), False)
 
-    def _fail(self, worker: Worker, command: Train) -> Refused | None:
+    def _fail(self, worker: EngineWorker, command: Train) -> Refused | None:
         if not self._present(worker):
             return None
         return Refused(worker.worker, worker.incarnation, command.ticket, "the engine failed")
 
-    def _die_in_turn(self, worker: Worker, command: Train, pushed: bool) -> None:
+    def _die_in_turn(self, worker: EngineWorker, command: Train, pushed: bool) -> None:
         if not self._present(worker):
             return
         if pushed:
@@ -347,7 +345,7 @@ class SimulatedCluster:
             lambda: self._gone(worker.worker, "killed") if self._present(worker) else None,
         )
 
-    def _late(self, worker: Worker, command: Train) -> Event | None:
+    def _late(self, worker: EngineWorker, command: Train) -> Event | None:
         """The worker is given up; its result comes all the same, a while later."""
         result = self._turn(worker, command)
         if result is None:

@@ -26,7 +26,7 @@ from speedo.study.simulation import simulator
 from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
-from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
 from tests.support.every_mode import MODES, options_of
 
@@ -54,7 +54,7 @@ class Books:
 
 
 @dataclass
-class Script(DrivenWorker):
+class Script(ScriptWorker):
     """A script's loop over epochs without end."""
 
     books: Books = field(default_factory=lambda: Books(0))
@@ -96,7 +96,7 @@ def test_no_record_is_trained_twice_and_none_is_left_out(
     books = Books(seed)
     monkeypatch.setattr(
         simulator,
-        "Worker",
+        "EngineWorker",
         lambda *arguments, **options: Script(*arguments, **options, books=books),  # type: ignore[misc]
     )
     options = options_of(mode, ITERATIONS)

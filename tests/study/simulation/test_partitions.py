@@ -42,7 +42,7 @@ from speedo.storage.memory_store import MemoryStore
 from speedo.storage.retrying_store import RetryingStore
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 from tests.support.machines import Blobs, Clockwork, KilledError, Link, Machine, Process
 from tests.support.quick import tried
 
@@ -67,7 +67,7 @@ class Hosts(SimulatedCluster):
         self._workers[worker].epoch = self.epoch
         return joined
 
-    def outcome(self, worker: Worker, command: Train) -> Trained | Refused:
+    def outcome(self, worker: EngineWorker, command: Train) -> Trained | Refused:
         try:
             result = super().outcome(worker, command)
         except StoreError as error:

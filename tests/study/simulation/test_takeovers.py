@@ -54,7 +54,7 @@ from speedo.sgd_modes.rules import State
 from speedo.storage.memory_store import MemoryStore
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
-from speedo.worker.turn import Worker
+from speedo.worker.turn import EngineWorker
 from tests.support.disks import has_room
 from tests.support.quick import tried
 
@@ -110,7 +110,7 @@ class Line(SimulatedCluster):
         super().send(command)
 
     def _turn(
-        self, worker: Worker, command: Train, poisoned: bool = False, again: bool = False
+        self, worker: EngineWorker, command: Train, poisoned: bool = False, again: bool = False
     ) -> Event | None:
         if not self._present(worker):
             return None
@@ -125,7 +125,7 @@ class Line(SimulatedCluster):
             return self._rejoin(command.worker, command.incarnation)
         return result
 
-    def _answer(self, worker: Worker | None, answer: Trained | Refused) -> Event | None:
+    def _answer(self, worker: EngineWorker | None, answer: Trained | Refused) -> Event | None:
         """A stretch of a former master's is void."""
         if worker is None or not self._present(worker):
             return None
@@ -140,7 +140,7 @@ class Line(SimulatedCluster):
         former = self._workers.get(worker)
         if former is None or former.incarnation != incarnation or former.epoch == self.epoch:
             return None
-        own = Worker(
+        own = EngineWorker(
             self.run, worker, incarnation, former.engine, self.store, self.clock, self.epoch
         )
         own.samples, self._workers[worker] = former.samples, own

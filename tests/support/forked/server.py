@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
+import fcntl
 import gc
 import importlib
 import json
@@ -39,6 +41,7 @@ GLOG: Final = "GLOG_minloglevel"
 # Bytes of the server's environment and arguments, in which a fork writes its own.
 PADDING: Final = 24_000
 MOST_FILES: Final = 64
+LOG: Final = 900  # the least number of that file: no program has so many
 _LENGTH: Final = struct.Struct("<Q")
 _PEER: Final = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 # FLI::FLAGS_minloglevel, read when glog was loaded.
@@ -91,6 +94,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 ray_flags: RayFlags
+_log: int  # a file of the server's, which forks keep, too
 
 
 class Server:
@@ -240,6 +244,7 @@ def _begin(python: str, words: Sequence[str]) -> None:
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     sys.executable = python
+    faulthandler.enable(_log)  # a native death leaves the stack of Python there
     _forget()
     _look_into_pythonpath(words)
 
@@ -375,7 +380,7 @@ def main(path: str, owner: int) -> None:
     from speedo.actors.ray_node import lean_import, session
 
     os.environ.update(session.environment("none"))  # Ray reads some of it when it is imported
-    global ray_flags
+    global ray_flags, _log
     ray_flags = RayFlags(lean_import.import_ray)
     from speedo.engines.caffe_import import load_caffe
 
@@ -387,9 +392,11 @@ def main(path: str, owner: int) -> None:
     gc.collect()
     gc.freeze()
     _use_huge_pages()
+    _log = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, LOG)
     server = Server(path, owner)
     print("ready", flush=True)
     server.serve()
+    os._exit(0)  # its libraries do not end well in a process that has cleared their last calls
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A turn that a script drives: it says when it has made a step, and what is exchanged happens between two of them."""
+"""A turn that a script trains: it says when it has made a step, and what is exchanged happens between two of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from speedo.exchange.vector import Vector
 from speedo.messages import Records, Train, Trained
 from speedo.system.failpoints import reached
-from speedo.worker.turn import Participant
+from speedo.worker.turn_stages import FetchedCenter, TurnBuffer, TurnStages
 
 
 @dataclass
-class DrivenWorker(Participant):
-    """A participant whose weights somebody else trains: `begin` a turn, say `stepped` after each step, then `end` it.
+class ScriptWorker(TurnStages):
+    """A worker whose weights a script trains: `begin` a turn, say `stepped` after each step, then `end` it.
 
     Its payload is how far its weights came, also after a single step: there is no solver to ask for its update.
+    Where turns overlap, two other threads may do a part: one `fetch_ahead`, one what `end_later` returns.
     """
 
     command: Train | None = field(default=None, init=False)
@@ -28,17 +31,51 @@ class DrivenWorker(Participant):
     _from: Vector | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
     _fetched: float = field(default=0.0, init=False)
+    _ahead: dict[int, FetchedCenter | Exception] = field(
+        default_factory=dict, init=False
+    )  # by ticket
+    _buffer: TurnBuffer | None = field(default=None, init=False)  # of the present turn
+
+    def fetch_ahead(self, command: Train) -> None:
+        """Get the center of a turn that is begun later; what goes wrong is raised there."""
+        try:
+            self._ahead[command.ticket] = self.fetch(command)
+        except Exception as error:
+            self._ahead[command.ticket] = error
 
     def begin(self, command: Train, load: Callable[[Train], None] | None = None) -> None:
         """Get the center of this turn, and continue from it; `load` does that for a member of a team."""
         self._began = self.clock()
         self.command, self.steps, self._of_turn, self.with_team = None, 0, 0, 0.0
         self._losses.clear()
-        (load or self._fetch)(command)
-        self._from = self._start(command)
+        self._give_up()
+        (load or self._begin)(command)
+        assert self._buffer is not None
+        self._from = self._start(command, self._buffer.vector)
         self._fetched = self.clock()
         self.command, self.iteration = command, command.iteration
         reached("worker-fetched")
+
+    def _give_up(self) -> None:
+        """Let go of the memory of a turn that was begun and never ended."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._buffers.give_back(buffer)
+
+    def _begin(self, command: Train) -> None:
+        fetched = self._ahead.pop(command.ticket, None) or self.fetch(command)
+        if isinstance(fetched, Exception):
+            raise fetched
+        self._began = self.clock() - fetched.seconds
+        self._load(command, fetched)
+        self._buffer = fetched.buffer
+
+    def begin_from(self, command: Train, center: Vector) -> None:
+        """Continue from the center of this turn, which a member of the team has fetched."""
+        self._buffer = self._memory_for(command)
+        if self.needs_center(command):
+            np.copyto(self._buffer.vector, center)
+        self.weights.load_weights(center)
 
     def stepped(self, samples: int, loss: float | None = None) -> bool:
         """One more step was made, on this many records; whether it was the last of the turn."""
@@ -59,16 +96,17 @@ class DrivenWorker(Participant):
 
     def end(self, records: Records = ()) -> Trained:
         """Publish what the turn has come to; `records` are those that it trained on."""
-        done, command = self._ended(records), self.command
+        return self.end_later(records)()
+
+    def end_later(self, records: Records = ()) -> Callable[[], Trained]:
+        """End the turn; what is returned publishes it, in the order of the turns."""
+        done, command, buffer = self._ended(records), self.command, self._buffer
         assert command is not None
-        computed = self.clock()
+        assert buffer is not None
+        self.command = self._buffer = None
         if done.has_payload:
-            payload = self._memory_for(command)
-            self._take(command, payload)
-            self._publish(command, payload)
-        self.command = None
-        reached("worker-pushed")
-        return replace(done, timings={**done.timings, "publish": self.clock() - computed})
+            self._take(command, buffer.vector)
+        return self._publish_later(done, command, buffer)
 
     def _ended(self, records: Records) -> Trained:
         """The turn's result, which is not published yet."""

@@ -20,13 +20,13 @@ from speedo.study.simulation import simulator
 from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
-from speedo.worker.driven_turn import DrivenWorker
+from speedo.worker.script_turn import ScriptWorker
 from tests.support.every_mode import MODES, options_of
 from tests.worker.test_turn import BATCH, Clock, RecordingEngine, command, payload, publish
 
 
 @dataclass
-class LoopOfOne(DrivenWorker):
+class LoopOfOne(ScriptWorker):
     """A script's loop: it steps until it is told that the turn is over."""
 
     @property
@@ -78,7 +78,7 @@ def test_every_mode_makes_the_same_model_of_it(
 ) -> None:
     """To the rounding of a step: at the end of a phase a turn has one, which an engine says without it."""
     expected = simulated(mode, compress)
-    monkeypatch.setattr(simulator, "Worker", LoopOfOne)
+    monkeypatch.setattr(simulator, "EngineWorker", LoopOfOne)
     found = simulated(mode, compress)
     assert found[1:] == expected[1:]
     largest = float(np.abs(expected[0]).max())
@@ -92,7 +92,7 @@ def test_a_turn_ends_after_its_steps_and_says_what_was_trained() -> None:
     done = worker.end(((0, 10, 25),))
     assert (done.loss, done.samples, done.has_loss) == (3.0, 3 * BATCH, True)
     assert (done.records, worker.samples, worker.command) == (((0, 10, 25),), 3 * BATCH, None)
-    assert done.timings == {"fetch": 1.0, "compute": 1.0, "publish": 2.0}  # the store looks, too
+    assert done.timings == {"fetch": 2.0, "compute": 1.0, "publish": 2.0}  # the store looks, too
 
 
 def test_a_script_may_say_no_loss() -> None:

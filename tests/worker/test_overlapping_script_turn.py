@@ -20,13 +20,13 @@ from speedo.study.simulation import simulator
 from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
-from speedo.worker.overlapping_turns import OverlappingDrivenWorker
-from tests.worker.test_driven_turn import EngineWithAverages
+from speedo.worker.script_turn import ScriptWorker
+from tests.worker.test_script_turn import EngineWithAverages
 from tests.worker.test_turn import Clock, RecordingEngine, command, payload, publish
 
 
 @dataclass
-class OverlappingLoop(OverlappingDrivenWorker):
+class OverlappingLoop(ScriptWorker):
     """A script's loop whose turns begin with a center that was fetched before."""
 
     @property
@@ -46,7 +46,7 @@ class OverlappingLoop(OverlappingDrivenWorker):
 def make_overlapping(engine: RecordingEngine | None = None) -> OverlappingLoop:
     clock = Clock()
     worker = OverlappingLoop(
-        "run", 3, 2, engine or RecordingEngine(), MemoryStore(clock=clock), clock, 4
+        "run", 3, 2, engine or RecordingEngine(), MemoryStore(clock=clock), clock, 4, overlap=True
     )
     publish(worker, np.full(4, 0.5, np.float32), 0)  # type: ignore[arg-type]
     return worker
@@ -77,7 +77,7 @@ def test_a_run_makes_the_same_model_of_it(
 ) -> None:
     """To the rounding of a step, which an engine says without it where a turn has one."""
     expected = simulated(mode, steps, compress)
-    monkeypatch.setattr(simulator, "OverlappingWorker", OverlappingLoop)
+    monkeypatch.setattr(simulator, "EngineWorker", OverlappingLoop)
     found = simulated(mode, steps, compress)
     assert found[1:] == expected[1:]
     largest = float(np.abs(expected[0]).max())
