@@ -11,7 +11,8 @@ import numpy as np
 from speedo.exchange.vector import Vector
 from speedo.messages import Records, Train, Trained
 from speedo.system.failpoints import reached
-from speedo.worker.turn_stages import FetchedCenter, TurnBuffer, TurnStages
+from speedo.worker.turn import FetchedCenter, TurnStages
+from speedo.worker.turn_buffers import TurnBuffer
 
 
 @dataclass

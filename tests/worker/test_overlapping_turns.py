@@ -21,7 +21,7 @@ from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.worker.turn import EngineWorker
-from speedo.worker.turn_stages import TurnBuffer, TurnBuffers
+from speedo.worker.turn_buffers import TurnBuffer, TurnBuffers
 
 BATCH = 10
 
