@@ -200,7 +200,7 @@ class Commands:
         for started in self._started:
             _, errors = started.communicate()
             if errors:  # seen where the test has failed
-                print(f"{started.args!r}\n{errors[-2000:]}")
+                print(f"{started.args!r}\n{_last_words(errors)}")
 
 
 def log_in(terminal: int) -> None:
@@ -250,6 +250,12 @@ def described(condition: Callable[[], Any]) -> str:
         return repr(condition)
     seen = {name: end_of(one) if isinstance(one, Path) else one for name, one in names.items()}
     return f"`{source}`, where {seen}"
+
+
+def _last_words(errors: str) -> str:
+    """The end; of a native death what begins with the signal, before a long list of modules."""
+    died = errors.find("Fatal Python error")
+    return errors[-2000:] if died < 0 else errors[max(0, died - 1000) : died + 3000]
 
 
 def end_of(path: Path, most: int = 1000) -> str:

@@ -140,6 +140,8 @@ class Line(SimulatedCluster):
         former = self._workers.get(worker)
         if former is None or former.incarnation != incarnation or former.epoch == self.epoch:
             return None
+        if worker in self.doing:  # it was called by a master that had died before it could answer
+            return None
         own = EngineWorker(
             self.run, worker, incarnation, former.engine, self.store, self.clock, self.epoch
         )
