@@ -84,8 +84,8 @@ class Mode:
     `--rule`, which also takes any other rule that `fits`.
     `rounds`: results are merged together, once all workers of a round have reported. `overlaps`: no turn waits for
     another worker's, so `--overlap` may issue turns ahead. `spare` is the own option that says how many results a
-    round may close without, empty for none. `paper` and `year` say where it comes from; modes are
-    listed by year.
+    round may close without, empty for none. `sums`: where that is 0, every round merges the mean of all results, so
+    workers may sum them on the way, as a team. `paper` and `year` say where it comes from; modes are listed by year.
     """
 
     name: str
@@ -96,6 +96,7 @@ class Mode:
     rounds: bool = False
     overlaps: bool = False
     spare: str = ""
+    sums: bool = False
 
     @cached_property
     def own(self) -> dict[str, OwnOption]:

@@ -229,9 +229,7 @@ def has_rounds(*modes: str) -> bool:
 def waits_for_all(options: ModeOptions) -> bool:
     """Whether each round waits for all workers, whose results are averaged: they may be summed on the way."""
     mode = mode_named(options.mode)
-    if mode is None or not mode.rounds or is_outside(mode.schedule):
-        return False
-    return not any(own_options(options).values())
+    return mode is not None and mode.sums and not own_options(options).get(mode.spare)
 
 
 def may_overlap(mode: str) -> bool:

@@ -70,11 +70,11 @@ class Synchronous:
 
     def _close_round(self) -> Decision:
         merge, self.delivered = tuple(sorted(self.delivered)), []
-        self.late = self.awaited
-        self.awaited = set(self.live)
+        self.late, self.awaited = self.awaited, set(self.live)
         return Decision(merge=merge, train=tuple(sorted(self.live - self.late)))
 
 
 MODE = Mode(
-    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010, rounds=True, spare="backup_workers",
+    "sync", Synchronous, (AverageDeltas, ServerGradient), "Zinkevich et al.", 2010,
+    rounds=True, spare="backup_workers", sums=True,
 )  # fmt: skip

@@ -166,3 +166,12 @@ def test_a_rule_that_teams_do_not_know_is_refused_without_team_off(
     config = make_config({"mode": "sync", "team": "off"})
     assert not config.teams
     assert isinstance(registry.make_strategy(config, 16).rule, Halved)
+
+
+def test_a_team_sums_for_a_mode_only_where_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode with rounds may leave results out: a team that sums them all would ignore what it was asked for."""
+    assert make_config({"workers": 3}).teams
+    assert not make_config({"workers": 3, "backup_workers": 1}).teams
+    silent = replace(registry.PLAIN["sync"], sums=False)
+    monkeypatch.setitem(registry.PLAIN, "sync", silent)  # type: ignore[misc]
+    assert not make_config({"workers": 3}).teams
