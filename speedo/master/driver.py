@@ -81,11 +81,10 @@ class Limits:
 class Driver:
     """Runs one coordinator to its end.
 
-    `outages()` counts the store's outages so far: after one, the deadlines of turns are restarted. Inside `together()`
-    the observer hears of all events that waited together. `all_trained()` says that no record is left for a script.
-    `with_records` hears of each action before it is carried out, and gives commands their records. `divide` gives the
-    workers their shares of a batch that is divided anew. `seconds_before` is how long the run had trained before it was
-    resumed.
+    After an outage of the center's store the deadlines of turns are restarted. Inside `together()` the observer hears
+    of all events that waited together. `all_trained()` says that no record is left for a script. `with_records` hears
+    of each action before it is carried out, and gives commands their records. `divide` gives the workers their shares
+    of a batch that is divided anew. `seconds_before` is how long the run had trained before it was resumed.
     """
 
     coordinator: Coordinator
@@ -101,7 +100,6 @@ class Driver:
     journal: Journal | None = None
     taken_over: bool = False  # from another master, with what that has published
     tests_first: bool = False  # the first version, before anybody trains
-    outages: Callable[[], int] = lambda: 0
     together: Callable[[], AbstractContextManager[None]] = nullcontext
     all_trained: Callable[[], bool] = lambda: False
     with_records: Callable[[Action], Action] = lambda action: action
@@ -214,7 +212,7 @@ class Driver:
         if self._turns.soonest() <= now or (self._turns and now >= self._heard + QUIET_S):
             self._heard = now
             self.center.probe()
-        before, self._outages_seen = self._outages_seen, self.outages()
+        before, self._outages_seen = self._outages_seen, self.center.outages
         return before != self._outages_seen
 
     # ------------------------------------------------------------ events

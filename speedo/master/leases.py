@@ -10,7 +10,7 @@ from typing import Any
 
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
-from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, Trained
+from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, SetAside, Trained
 
 
 class Leases:
@@ -64,8 +64,7 @@ class Leases:
     def saw(self, event: Event, now: float) -> None:
         with self._lock:
             if isinstance(event, Left):
-                self._gone.add((event.worker, event.incarnation))
-                self._book.left(event.worker, event.incarnation)
+                self._left(event)
             elif isinstance(event, Pause):
                 change = self._pausing.discard if event.over else self._pausing.add
                 change((event.worker, event.incarnation))
@@ -78,13 +77,14 @@ class Leases:
 
     def did(self, action: Action, now: float) -> None:
         with self._lock:
-            if isinstance(action, Merge):
+            if isinstance(action, SetAside):  # it may have asked for more since its last result
+                self._left(action)
+            elif isinstance(action, Merge):
                 for part in action.parts:
                     self._book.merged(part.ticket)
             elif isinstance(action, Drop):
-                if self._again[
-                    action.ticket
-                ]:  # it was the repetition, and the first one may be merged
+                # Of a result that came twice this was the repetition, and the first one may be merged.
+                if self._again[action.ticket]:
                     self._again[action.ticket] -= 1
                 else:
                     self._book.dropped(action.ticket)
@@ -94,3 +94,7 @@ class Leases:
                     self._note(
                         f"warning: {self._book.unsettled:,} records that were begun are in no result that was merged"
                     )
+
+    def _left(self, who: Left | SetAside) -> None:
+        self._gone.add((who.worker, who.incarnation))
+        self._book.left(who.worker, who.incarnation)

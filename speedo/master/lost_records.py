@@ -14,9 +14,8 @@ class LostRecords:
 
     left_out: int = 0
     _per_step: dict[int, int] = field(default_factory=dict)  # by worker
-    _turns: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # worker and records, by ticket
+    # Worker and records, by ticket.
+    _turns: dict[int, tuple[int, int]] = field(default_factory=dict)
     _reported: set[int] = field(default_factory=set)  # tickets whose results have come
 
     def saw(self, event: Event, now: float) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
-from speedo.messages import Action, Evaluate, Event, Finish, Left, Pause, Records, Tested
+from speedo.messages import Action, Evaluate, Event, Finish, Left, Pause, Records, SetAside, Tested
 
 Worker = tuple[int, int]  # and its incarnation
 NONE = -1
@@ -162,22 +162,26 @@ class ScriptTests:
                 if self._over:
                     self._nothing_to_test()
             elif isinstance(event, Left):
-                who = (event.worker, event.incarnation)
-                self._gone.add(who)
-                self._found.pop(who, None)
-                if (test := self._of.get(who)) is not None:
-                    self._lose(test, who, event.cause)
+                self._left((event.worker, event.incarnation), event.cause)
 
     def did(self, action: Action, now: float) -> None:
         with self._lock:
             if isinstance(action, Evaluate):
                 self._nothing_to_test()
+            elif isinstance(action, SetAside):
+                self._left((action.worker, action.incarnation), action.reason)
             elif isinstance(action, Finish):
                 self._over = True
                 for test in self._tests.values():
                     test.version = NONE if test.version is None else test.version
 
     # ------------------------------------------------------------ parts
+
+    def _left(self, who: tuple[int, int], cause: str) -> None:
+        self._gone.add(who)
+        self._found.pop(who, None)
+        if (test := self._of.get(who)) is not None:
+            self._lose(test, who, cause)
 
     def _end_if_all_are_tested(self, test: _Test) -> None:
         if test.book.is_over and test.version is not None and test.sums:

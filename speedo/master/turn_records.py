@@ -30,6 +30,7 @@ from speedo.messages import (
     Joined,
     Left,
     Merge,
+    SetAside,
     Train,
     Trained,
 )
@@ -155,6 +156,8 @@ class TurnRecords:
                             self._readers[worker].per_step = size * action.unit
                 case Train() if (reader := self._readers.get(action.worker)) is not None:
                     return self._give(action, reader)
+                case SetAside():
+                    self._forget(action.worker)
                 case Finish():
                     at_end = action.complete and action.reason.startswith(AT_MAX_ITER)
                     missing = self.missing if at_end else 0

@@ -217,7 +217,6 @@ def build_training(
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),
         checkpoints=keeper,
         divergence=watch,
-        outages=lambda: center.outages,
         together=log.together,
         best=best,
         final_test=config.final_test,

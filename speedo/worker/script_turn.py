@@ -32,9 +32,8 @@ class ScriptWorker(TurnStages):
     _from: Vector | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
     _fetched: float = field(default=0.0, init=False)
-    _ahead: dict[int, FetchedCenter | Exception] = field(
-        default_factory=dict, init=False
-    )  # by ticket
+    # By ticket.
+    _ahead: dict[int, FetchedCenter | Exception] = field(default_factory=dict, init=False)
     _buffer: TurnBuffer | None = field(default=None, init=False)  # of the present turn
 
     def fetch_ahead(self, command: Train) -> None:

@@ -62,6 +62,7 @@ def driver_of(
     world: World | None = None,
     joins: int | None = None,
     strategy: Strategy | None = None,
+    kind: type[Center] = Center,
     **parts: Any,
 ) -> tuple[Driver, Log]:
     """A driver over a simulated cluster whose workers' turns of one step last 0.1 s."""
@@ -74,7 +75,7 @@ def driver_of(
         cluster.join(worker)
     layout, log = QuadraticEngine(4).layout, Log()
     coordinator = Coordinator(strategy or Asynchronous(AddDelta()), plan)
-    center = Center("run", layout.zeros(), layout, store)
+    center = kind("run", layout.zeros(), layout, store)
     return Driver(coordinator, center, cluster, log, cluster.clock, **parts), log
 
 
@@ -192,12 +193,14 @@ def test_quiet_turns_have_the_store_probed_every_five_seconds() -> None:
 def test_turns_that_waited_for_an_outage_of_the_store_get_their_whole_time_again() -> None:
     """The first turn may last 20 s; it is lost, and at 15 s an outage was seen. So it is overdue at 35 s."""
 
-    def outages() -> int:
-        return int(cluster_of(driver).now >= 15.0)
+    class Away(Center):
+        @property
+        def outages(self) -> int:
+            return int(cluster_of(driver).now >= 15.0)
 
     driver, log = driver_of(
         Plan(BATCH, 1, workers=1),
-        outages=outages,
+        kind=Away,
         limits=Limits(turn_s=20.0, join_s=1.0),
     )
     cluster_of(driver).deliver = lambda event: None

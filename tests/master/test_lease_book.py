@@ -23,7 +23,7 @@ from speedo.errors import CheckpointError, ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
-from speedo.messages import Finish
+from speedo.messages import Finish, SetAside
 
 Position = tuple[int, int]  # epoch, place in its order
 
@@ -388,3 +388,15 @@ def test_who_asks_after_the_end_of_the_run_is_told_that_it_has_ended() -> None:
     assert isinstance(leases.lease(0, 1, ask()), Lease)
     leases.did(Finish(True, "reached the target"), 1.0)
     assert leases.lease(0, 1, ask()) is NoLease.ENDED
+
+
+def test_what_a_worker_set_aside_has_asked_for_since_its_last_result_is_given_to_others() -> None:
+    """Where turns overlap its script goes on while its result is refused, and may get the same records again."""
+    leases, half = Leases(LeaseBook(1), print), ask(8, 4)
+    leases.lease(1, 1, half)
+    second = leases.lease(0, 1, half)
+    assert isinstance(second, Lease)
+    assert leases.lease(1, 1, half) is NoLease.WAIT
+    leases.did(SetAside(0, 1, "three results were refused"), 1.0)
+    assert leases.lease(0, 1, half) is NoLease.OVER
+    assert leases.lease(1, 1, half) == second

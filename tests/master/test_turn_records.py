@@ -9,7 +9,19 @@ import pytest
 from speedo.errors import CheckpointError
 from speedo.master.lease_book import LeaseBook
 from speedo.master.turn_records import TurnRecords
-from speedo.messages import Drop, Finish, Joined, Kind, Left, Merge, Part, Records, Train, Trained
+from speedo.messages import (
+    Drop,
+    Finish,
+    Joined,
+    Kind,
+    Left,
+    Merge,
+    Part,
+    Records,
+    SetAside,
+    Train,
+    Trained,
+)
 
 NOTED: list[str] = []
 
@@ -85,6 +97,16 @@ def test_a_dead_workers_records_are_trained_by_another() -> None:
     merge(book, 1)  # its result had come
     assert train(book, 1, 3) == ((0, 4, 8),)
     assert book.missing == 76
+
+
+def test_the_records_of_a_worker_set_aside_are_trained_by_another() -> None:
+    book = records_of(2, records=80, samples=80)
+    assert train(book, 0, 1) == ((0, 0, 4),)
+    train(book, 1, 2)
+    trained(book, 0, 1)
+    drop(book, 0, 1, "refused")
+    book.with_records(SetAside(0, 1, "three results were refused"))
+    assert train(book, 1, 3) == ((0, 0, 4),)
 
 
 def test_a_turn_that_ends_early_gives_back_the_rest() -> None:
