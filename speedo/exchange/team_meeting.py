@@ -63,10 +63,10 @@ class TeamMeeting:
         assert self._memory is not None
         return memoryview(self._memory)
 
-    def meet(self, patience_s: float, come: Collection[int] | None = None) -> None:
+    def meet(self, patience_s: float, come: Collection[int] | None = None, until: str = "") -> None:
         """Return once all members have come here, or the workers of `come`, who are the same for all members.
 
-        Raises `TeamBrokenError`."""
+        Raises `TeamBrokenError`, with what was to hold after the meeting."""
         awaited = {
             worker: other
             for worker, other in self._others.items()
@@ -85,7 +85,7 @@ class TeamMeeting:
                 came = other.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 deadline = deadline or time.monotonic() + patience_s
-                came = self._wait_for(worker, other, deadline)
+                came = self._wait_for(worker, other, deadline, until)
             except OSError:
                 came = b""
             if came != HERE:
@@ -105,8 +105,9 @@ class TeamMeeting:
             os.unlink(self._name, dir_fd=self._folder)
         os.close(self._folder)
 
-    def _wait_for(self, worker: int, other: socket.socket, deadline: float) -> bytes:
-        _wait(other, deadline, f"worker {worker} does not come")
+    def _wait_for(self, worker: int, other: socket.socket, deadline: float, until: str) -> bytes:
+        waits = f": the others wait until {until}" if until else ""
+        _wait(other, deadline, f"worker {worker} does not come{waits}")
         try:
             return other.recv(1)
         except OSError:

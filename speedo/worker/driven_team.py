@@ -137,7 +137,7 @@ class DrivenTeam:
             self._times = self._deals = 0
         if self._membership.is_first:
             worker.exchange.fetch_center(command.version, space.mean)
-        self._membership.meet()
+        self._membership.meet("the center is there")
         worker.begin_from(command, space.mean)
         if is_new:
             self._agree_on_state(space)
@@ -156,9 +156,9 @@ class DrivenTeam:
         """Who has made the most steps hands its state to those with fewer."""
         parity = self._parity()
         space.said[parity, self._membership.rank, MADE] = self._optimizer.made
-        self._membership.meet()
+        self._membership.meet("the members here have said their steps")
         self._hear_rows(space.rows[parity])
-        self._membership.meet()
+        self._membership.meet("all hosts have said their steps")
         made = [int(one) for one in space.said[parity, :, MADE]]
         most = max(made)
         if min(made) == most:
@@ -177,7 +177,7 @@ class DrivenTeam:
             self._spread(room[:part], giver)
             if takes:
                 found += room[:part].tobytes()
-            self._membership.meet()
+            self._membership.meet("all have a part of the state")
         if takes:
             self._optimizer.load_state(bytes(found))
             self._optimizer.made = most
@@ -200,12 +200,12 @@ class DrivenTeam:
         """Return once what this member has written there is there on all hosts."""
         assert self._team is not None
         spread = self._team.spread
-        self._membership.meet()
+        self._membership.meet("it is there on this host")
         if self._membership.exchange is not None:
             root = next(host for host, ranks in enumerate(spread) if giver in ranks)
             self._membership.exchange.broadcast("block", block, root)
         if spread:
-            self._membership.meet()
+            self._membership.meet("it is there on all hosts")
 
     def _average_hosts(self, mean: Vector, samples: Sequence[int]) -> None:
         """The member that exchanges for this host makes its mean that of all hosts, by their samples."""
@@ -250,7 +250,7 @@ class DrivenTeam:
             is_bad = not _is_finite(own)
         ends = what is Comes.LEAVE or self._worker.leaves()
         said[rank, : ENDS + 1] = what, samples, is_bad, epoch, wants_deal, ends
-        self._membership.meet()
+        self._membership.meet("all have said what they come for")
         self._require_finite(said)
         self._hear_rows(space.rows[parity])
         share = stretch_of(here.index(rank), [1] * len(here), len(own))
@@ -263,7 +263,7 @@ class DrivenTeam:
             mean_into(space.mean[share], contributions)
             reached("team-summed")
         if contributions or team.spread:
-            self._membership.meet()
+            self._membership.meet("the mean of this host is there")
         self._epoch = int(said[:, EPOCH].max())
         self.all_ask = bool((said[:, COMES] == Comes.ASK).all())
         self.ends = bool(said[:, ENDS].any())
@@ -274,7 +274,7 @@ class DrivenTeam:
         if team.spread:
             trained = np.where(comes, said[:, SAMPLES], 0)
             self._average_hosts(space.mean, [int(trained[list(one)].sum()) for one in team.spread])
-            self._membership.meet()
+            self._membership.meet("the mean of all hosts is there")
         optimizer.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
         return True
 

@@ -56,8 +56,8 @@ class MeetMembers:
     ranks: tuple[int, ...]
 
 
-# What a member needs of the others before it goes on: None, to meet those of its host; the sum of an array over hosts.
-Wait = Array | BeginSum | Gather | SumOverHosts | MeetMembers | None
+# What a member needs of the others: to meet those of its host until this holds for all, or sums over hosts.
+Wait = str | Array | BeginSum | Gather | SumOverHosts | MeetMembers
 
 
 class Membership:
@@ -105,9 +105,9 @@ class Membership:
         """Whether it acts for its host: it fetches the center, and exchanges with other hosts."""
         return self.rank == self.here[0]
 
-    def meet(self) -> None:
-        """Return once all members of this host are here. Raises `TeamBrokenError`."""
-        self._meeting.meet(self._patience_s)
+    def meet(self, until: str) -> None:
+        """Return once all members of this host are here, `until` this holds. Raises `TeamBrokenError`."""
+        self._meeting.meet(self._patience_s, until=until)
 
     def sum_over_hosts(self, vector: Array) -> None:
         """Make it the sum of those of all hosts, the same bits in each. Raises `TeamBrokenError`."""
@@ -119,8 +119,8 @@ class Membership:
         if isinstance(wait, BeginSum):
             assert self.exchange is not None
             return self.exchange.begin_all_reduce("sum", wait.vector)
-        if wait is None:
-            self.meet()
+        if isinstance(wait, str):
+            self.meet(wait)
         elif isinstance(wait, MeetMembers):
             self._meeting.meet(self._patience_s, [self._workers[rank] for rank in wait.ranks])
         elif isinstance(wait, Gather):

@@ -131,7 +131,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHo
 
     loss = engine.gradient(1, own, done, tuple(factors.values()))
     memory.flags[seat.place] = not (finite and math.isfinite(loss))
-    yield None
+    yield "all gradients are there"
     seat.require_finite()
     if not team.spread:
         share = seat.share(own.size)
@@ -148,7 +148,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHo
             yield Gather(rows[list(seat.here)], rows)
             bad = bad or not is_finite(memory.factors)
         memory.flags[0] = bad
-    yield None if team.spread else MeetMembers(seat.summing)
+    yield "the sum of all hosts is there" if team.spread else MeetMembers(seat.summing)
     if team.spread and memory.flags[0]:  # the member that it is from leaves, too, and is to blame
         raise TeamBrokenError("the gradient of a member on another host is not finite")
     for at, one in enumerate(products):
@@ -156,7 +156,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHo
         some = slice(blocks * seat.place // members, blocks * (seat.place + 1) // members)
         space.add_up(at, [1 / len(counts)] * len(counts), mean, some)
     if products:
-        yield None
+        yield "the sums of factors are there"
     engine.apply_gradient(mean)
     worker.solver_state = team.formed, number
     return loss
@@ -233,7 +233,7 @@ def hear_states(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]:
     states = seat.memory.states
     if seat.place == 0:
         yield states.reshape(-1)
-    yield None
+    yield "all hosts have said their states"
     return bool(states[seat.here[0], STATE] == states[0, STATE])
 
 
@@ -256,7 +256,7 @@ def _hand_over(seat: TeamPlace, giver: int) -> Generator[Wait, SumOverHosts | No
     if gives:
         state = seat.worker.engine.history()
         memory.length[0] = len(state)
-    yield None  # all have loaded the center
+    yield "all have loaded the center"
     yield from _spread(seat, memory.length)
     length = int(memory.length[0])
     for start in range(0, length, room.size):
@@ -265,10 +265,10 @@ def _hand_over(seat: TeamPlace, giver: int) -> Generator[Wait, SumOverHosts | No
             part[:] = np.frombuffer(state, np.uint8, part.size, start)
         elif seat.place == 0 and giver not in seat.here:
             part[:] = 0
-        yield None
+        yield "a part of the state is there"
         yield from _spread(seat, part)
         found += part.tobytes()
-        yield None
+        yield "all have that part"
     return bytes(found)
 
 
@@ -277,4 +277,4 @@ def _spread(seat: TeamPlace, numbers: np.ndarray) -> Waits:
     if seat.team.spread:
         if seat.place == 0:
             yield numbers
-        yield None
+        yield "all hosts have it"

@@ -107,11 +107,11 @@ def team_rounds(
         worker.fetch_center_for_team(command, center)
     if goes_on:
         say_state(seat)
-    yield None
+    yield "the center is there"
     if goes_on and not (yield from hear_states(seat)):
         if seat.place == 0:
             worker.exchange.fetch_center(command.version, center, alone=True)
-        yield None
+        yield "the center was fetched again"
     engine.load_weights(center)
     if sums_gradients:
         yield from agree_on_state(seat)
@@ -131,7 +131,7 @@ def team_rounds(
         if may_end and number + 1 < team.rounds and (yield from meeting.of(_agree_to_end(seat))):
             break
     if sums_gradients:
-        yield None  # all have used the mean gradient
+        yield "all have used the mean gradient"
         if seat.place == 0:
             engine.read_weights(center)
     summed = clock()
@@ -163,11 +163,11 @@ def _agree_to_end(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]
     if seat.place == 0:
         told[[rank for rank in range(len(told)) if rank not in seat.here]] = 0
     told[seat.rank] = seat.worker.leaves()
-    yield None
+    yield "the members here have said who leaves"
     if seat.team.spread:
         if seat.place == 0:
             yield told.reshape(-1)
-        yield None
+        yield "all hosts have said who leaves"
     return bool(told.any())
 
 
@@ -203,7 +203,7 @@ def _payload_round(
         engine.load_weights(memory.center)
     loss = _train(seat.worker, command, number, memory.center, own)
     memory.flags[seat.place] = not (math.isfinite(loss) and is_finite(own))
-    yield None
+    yield "all payloads are there"
     seat.require_finite()
     if not goes_on:
         memory.center[seat.share(own.size)] = 0.0
@@ -226,12 +226,12 @@ def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, SumOverHosts | No
     if len(here) > 1 or factors[here[0]] != 1.0:
         sum_into(payloads[0], payloads, [factors[rank] for rank in here], np.float32(1.0))
     reached("team-summed")
-    yield None
+    yield "the sum of this host is there"
     if seat.place == 0:
         yield memory.payloads[0]
-    yield None
+    yield "the sum of all hosts is there"
     add_scaled(memory.center[share], payloads[0], float(after))
-    yield None
+    yield "the next center is there"
 
 
 def _train(worker: EngineWorker, command: Train, number: int, center: Vector, own: Vector) -> float:

@@ -174,13 +174,13 @@ def test_who_hangs_is_waited_for_no_longer_than_patience_allows(tmp_path: Path) 
     def waits(meeting: TeamMeeting) -> None:
         meeting.gather(team, 4)
         try:
-            meeting.meet(0.2)
+            meeting.meet(0.2, until="all gradients are there")
         finally:
             done.set()
 
     with meetings(tmp_path, 0, 1) as members:
         _, error = together(lambda: hangs(members[0]), lambda: waits(members[1]))
-    assert str(error) == "worker 0 does not come"
+    assert str(error) == "worker 0 does not come: the others wait until all gradients are there"
 
 
 def test_a_member_that_is_not_there_ends_the_gathering(tmp_path: Path) -> None:
