@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import MissingKeyError, PayloadError
 from speedo.exchange.codecs import Compression
 from speedo.exchange.vector import Vector
 from speedo.master.plan import Plan
-from speedo.messages import Kind, OwnResults, Train, Trained
+from speedo.messages import Kind, OwnResults
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.memory_store import MemoryStore
@@ -20,32 +19,13 @@ from speedo.study.simulation import simulator
 from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
-from speedo.worker.script_turn import ScriptWorker
-from tests.worker.test_script_turn import EngineWithAverages
+from tests.worker.test_script_turn import EngineWithAverages, LoopOfOne
 from tests.worker.test_turn import Clock, RecordingEngine, command, payload, publish
 
 
-@dataclass
-class OverlappingLoop(ScriptWorker):
-    """A script's loop whose turns begin with a center that was fetched before."""
-
-    @property
-    def engine(self) -> QuadraticEngine:
-        assert isinstance(self.weights, QuadraticEngine)
-        return self.weights
-
-    def turn(self, command: Train) -> Trained:
-        self.fetch_ahead(command)
-        self.begin(command)
-        while True:
-            self.engine.set_iteration(self.iteration)
-            if self.stepped(self.engine.samples_per_step, self.engine.step(1)):
-                return self.end()
-
-
-def make_overlapping(engine: RecordingEngine | None = None) -> OverlappingLoop:
+def make_overlapping(engine: RecordingEngine | None = None) -> LoopOfOne:
     clock = Clock()
-    worker = OverlappingLoop(
+    worker = LoopOfOne(
         "run", 3, 2, engine or RecordingEngine(), MemoryStore(clock=clock), clock, 4, overlap=True
     )
     publish(worker, np.full(4, 0.5, np.float32), 0)  # type: ignore[arg-type]
@@ -77,7 +57,7 @@ def test_a_run_makes_the_same_model_of_it(
 ) -> None:
     """To the rounding of a step, which an engine says without it where a turn has one."""
     expected = simulated(mode, steps, compress)
-    monkeypatch.setattr(simulator, "EngineWorker", OverlappingLoop)
+    monkeypatch.setattr(simulator, "EngineWorker", LoopOfOne)
     found = simulated(mode, steps, compress)
     assert found[1:] == expected[1:]
     largest = float(np.abs(expected[0]).max())

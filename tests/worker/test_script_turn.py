@@ -35,6 +35,8 @@ class LoopOfOne(ScriptWorker):
         return self.weights
 
     def turn(self, command: Train) -> Trained:
+        if self.overlap:
+            self.fetch_ahead(command)
         self.begin(command)
         while True:
             self.engine.set_iteration(self.iteration)
