@@ -44,7 +44,7 @@ class FetchedCenter:
 
 @dataclass
 class TurnStages:
-    """Those of the worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings.
+    """The stages of worker `worker` of a run, in this incarnation; `clock` gives seconds for the timings.
 
     `samples` counts the records that its model was trained on here. Payloads go to `outgoing`, where that is another
     connection than that of the centers. With `servers` neither passes through `store`: each of them

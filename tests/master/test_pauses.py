@@ -22,6 +22,7 @@ from speedo.messages import (
     Left,
     Merge,
     Pause,
+    SetAside,
     Train,
     Trained,
 )
@@ -166,6 +167,18 @@ def test_who_dies_in_a_test_gives_its_point_back() -> None:
     run.tests.tested(1, 1, Answer(0, {"accuracy": 0.5}))  # its last word
     assert len(run.told) == 1
     assert not run.tests.claim(1, 1, 0)
+    assert run.tests.claim(0, 1, 0)
+
+
+def test_who_is_set_aside_in_a_test_gives_its_point_back() -> None:
+    """Nothing else says that it is gone: its end comes when it is in the run no more."""
+    run = TestsOfScripts()
+    run.tests.claim(1, 1, 0)
+    run.take(Pause(1, 1, tests=True))
+    run.tests.did(SetAside(1, 1, "three results were refused"), 0.0)
+    [told] = run.told
+    assert isinstance(told, Answer)
+    assert told.problem == "worker 1, which made it, is gone: three results were refused"
     assert run.tests.claim(0, 1, 0)
 
 

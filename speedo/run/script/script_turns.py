@@ -252,7 +252,7 @@ class ScriptTurns:
             self._lose(problem, command)
 
     def _lose(self, problem: SpeedoError, command: Train | None = None) -> None:
-        """Nothing comes of this turn, or else of the present one: what it trained is trained once more."""
+        """The result of this turn, by default of the present one, is lost: its records are trained again."""
         assert self.worker is not None
         command = command or self.worker.command
         assert command is not None
