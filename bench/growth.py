@@ -30,13 +30,14 @@ from bench.support.throughput import Round, Row, rounds_of
 from bench.support.timed import train_for
 from tests.support.bundled_nets import Bench
 
+# MB: CIFAR-10 full, LeNet, a quarter of and all GoogLeNet, AlexNet
 SIZES = (
     0.4,
     1.7,
     13.0,
     53.0,
     244.0,
-)  # MB: CIFAR-10 full, LeNet, a quarter of and all GoogLeNet, AlexNet
+)
 WORKERS = (1, 2, 4, 8, 16)
 KINDS = ("master", "redis")
 Say = Callable[[str], None]

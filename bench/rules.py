@@ -124,9 +124,8 @@ def train(way: Way, seed: int, images: int) -> Found:
     center = Center("rules", vector, tested.layout, store, compression=compression)
     trace = Trace(True)
     outcome = Driver(coordinator, center, cluster, trace, cluster.clock, Limits()).run()
-    if (
-        not outcome.complete
-    ):  # its deltas were refused: not finite, or a thousand times as long as is usual
+    # Its deltas were refused: not finite, or a thousand times as long as is usual
+    if not outcome.complete:
         print(f"{way.name}, seed {seed}: {outcome.reason}", file=sys.stderr, flush=True)
         return Found(None, math.nan, 0.0)
     tested.load_weights(center.vector)

@@ -2,9 +2,8 @@
 
 import sys
 
-if (
-    not sys.flags.safe_path
-):  # the working folder may hold a `caffe` too: see speedo/system/import_order.py
+# The working folder may hold a `caffe` too: see speedo/system/import_order.py
+if not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))
 
 from speedo.cli.main import main

@@ -58,9 +58,8 @@ settings.load_profile("speedo")
 
 def pytest_configure(config: pytest.Config) -> None:
     left_behind.start()
-    if not hasattr(
-        config, "workerinput"
-    ):  # xdist's processes share that of the one that starts them
+    # Xdist's processes share that of the one that starts them
+    if not hasattr(config, "workerinput"):
         share_a_server()
     watch_starts()
 

@@ -83,7 +83,7 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
         prepared, settings, scratch = servers.prepared, servers.settings, servers.scratch
         from speedo.actors.control_answers import under_control
         from speedo.actors.master_process import MasterProcess
-        from speedo.actors.server_host import ServerHost
+        from speedo.actors.servers.server_host import ServerHost
         from speedo.actors.worker_host import WorkerHost
 
         master = MasterProcess(servers, attempt, watch.note, takes_hosts=False)

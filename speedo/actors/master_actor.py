@@ -17,9 +17,9 @@ import ray
 from speedo.actors.host_manager import EndOfWorker, HostManager, Orders
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_node.actor_class import actor_class
-from speedo.actors.ray_servers import RayServers
 from speedo.actors.script_questions import ScriptQuestions
-from speedo.actors.served_master import ServedMaster
+from speedo.actors.servers.ray_servers import RayServers
+from speedo.actors.servers.served_master import ServedMaster
 from speedo.actors.store_calls import StoreCalls
 from speedo.actors.tester_actor import TesterActor
 from speedo.actors.worker_actor import WorkerReady
@@ -107,15 +107,13 @@ class MasterActor(ServedMaster):
             )
         self._troubles: dict[str, str] = {}
         self._troubling = threading.Lock()
-        self._servers = None
-        if settings.serves:
-            self._servers = RayServers(
-                settings,
-                config.servers,
-                config.timeout,
-                config.min_workers,
-                partial(self._trouble_of, "users"),
-            )
+        self._servers = RayServers(
+            settings,
+            config.servers,
+            config.timeout,
+            config.min_workers,
+            partial(self._trouble_of, "users"),
+        )
         self._fence = fence = fence_of(settings)
         self._store = run_store(
             settings.redis_url,
@@ -144,7 +142,7 @@ class MasterActor(ServedMaster):
                 tests,
                 former,
                 open_store=lambda: impatient_store(settings),
-                servers=self._servers,
+                servers=self._servers if settings.serves else None,
                 built=self._divide_center,
             )
         else:
@@ -158,7 +156,7 @@ class MasterActor(ServedMaster):
                 model,
                 self._cluster,
                 open_store=lambda: impatient_store(settings),
-                servers=self._servers,
+                servers=self._servers if settings.serves else None,
                 taken_over=self._former,
             )
             self._divide_center(training)
@@ -211,12 +209,10 @@ class MasterActor(ServedMaster):
             self._parts.clean_store()
         finally:
             self._access.close()
-            if self._servers is not None:
-                self._servers.close()
+            self._servers.close()
 
     def stop(self, reason: str, within_s: float = 0.0) -> None:
-        if self._servers is not None:
-            self._servers.stop(reason)
+        self._servers.stop(reason)
         if self._training is None:
             self._start.stop(reason)
         self._cluster.stop(reason, within_s)
@@ -224,8 +220,6 @@ class MasterActor(ServedMaster):
     def status(self) -> Status:
         self._host_manager.tell_silent()
         status = (self._training or self._parts).status()
-        if self._servers is None:
-            return status
         return replace(status, servers=self._servers.status())
 
     # ------------------------------------------------------------ hosts and their workers
@@ -359,8 +353,7 @@ class MasterActor(ServedMaster):
         Raises `ClusterError` if it has other records than the run needs.
         """
         restarts = self._host_manager.enlist(host, count, cores, holding)
-        if self._servers is not None:
-            self._servers.enlist(host, count)
+        self._servers.enlist(host, count)
         return restarts
 
     def attend(self, host: str, alive: tuple[tuple[int, int], ...]) -> Orders:
@@ -388,8 +381,7 @@ class MasterActor(ServedMaster):
             if self._roster.now_at(place.worker, place.incarnation) is not None:
                 self.lost(place, "its host has left")
         self._host_manager.discharge(host)
-        if self._servers is not None:
-            self._servers.discharge(host)
+        self._servers.discharge(host)
 
     def wait_for_hosts(self, timeout_s: float) -> bool:
         """Whether every host has said farewell in time."""
@@ -406,8 +398,7 @@ class MasterActor(ServedMaster):
         settings = self._settings.for_others()
         tester = actor_class(TesterActor).remote(settings, share, log, scratch, self._myself)
         started(tester.start.remote(), log, "the tester")
-        servers = () if self._servers is None else self._servers.admit_reader()
-        tester.connect.remote(self._access.admit_reader(), servers)
+        tester.connect.remote(self._access.admit_reader(), self._servers.admit_reader())
         return tester
 
     def testing(self, tester: int, version: int, done: int, batches: int) -> None:
@@ -441,7 +432,7 @@ class MasterActor(ServedMaster):
 
     def _admitted(self, place: Assignment, beside: int | None = None) -> Assignment:
         """The place with a new user of the store; those of all incarnations but `beside` lose their access."""
-        if self._servers is not None and not isinstance(self._settings.spec, ScriptJob):
+        if not isinstance(self._settings.spec, ScriptJob):  # whose servers come with its model
             place = self._servers.admit_worker(place, beside)
         url = self._access.admit_worker(place.worker, place.incarnation, beside)
         return replace(place, redis_url=url)
@@ -452,8 +443,7 @@ class MasterActor(ServedMaster):
 
     def _shut_out(self, worker: int, incarnation: int) -> None:
         self._store_calls.later(partial(self._access.dismiss, worker, incarnation))
-        if self._servers is not None:
-            self._store_calls.later(partial(self._servers.dismiss, worker, incarnation))
+        self._store_calls.later(partial(self._servers.dismiss, worker, incarnation))
 
 
 def _read(path: Path) -> Checkpoint | CaffeSnapshot:

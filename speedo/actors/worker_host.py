@@ -228,9 +228,8 @@ class WorkerHost:
         self._stopping.set()  # who ends now is not started again
         with self._lock:
             for process in self._processes:
-                if (
-                    process.starting is not None
-                ):  # its script has not joined, and would train nothing
+                # Its script has not joined, and would train nothing
+                if process.starting is not None:
                     process.end(wait=False)
             actors = [(one, one.actor) for one in self._processes if one.actor is not None]
         waiting = {}

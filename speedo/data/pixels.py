@@ -32,9 +32,8 @@ _LUMA: Final = {
 }
 _COEFFICIENT_BITS: Final = 11  # of OpenCV's fixed point for bilinear weights
 _JPEG_BEGINS: Final = b"\xff\xd8"
-_JPEG_ENDS: Final = b"\xff\xd9" * (
-    1 << 15
-)  # of the longest segment of a JPEG, as libjpeg reads behind a file
+# Of the longest segment of a JPEG, as libjpeg reads behind a file
+_JPEG_ENDS: Final = b"\xff\xd9" * (1 << 15)
 _PNG_ENDS: Final = b"IEND\xaeB`\x82"
 _TIFF_BEGINS: Final = (b"II*\0", b"MM\0*")
 _ORIENTATION: Final = 0x0112

@@ -25,9 +25,8 @@ def note_layers(file: Path) -> None:
     """
     global _page
     with suppress(OSError), file.open("w+b") as opened:
-        os.posix_fallocate(
-            opened.fileno(), 0, _BYTES
-        )  # a page without a block would end the process
+        # A page without a block would end the process
+        os.posix_fallocate(opened.fileno(), 0, _BYTES)
         _page = mmap.mmap(opened.fileno(), _BYTES)
 
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 CHOICE: Final = "OPENBLAS_CORETYPE"  # read by OpenBLAS: the user's own choice
-_OLD: Final = frozenset(
-    {"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem"}
-)  # none of them has AVX
+# None of them has AVX
+_OLD: Final = frozenset({"Prescott", "Core2", "Penryn", "Dunnington", "Nehalem"})
 _NEWER: Final = (
     ("SkylakeX", frozenset({"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl", "fma"})),
     ("Haswell", frozenset({"avx2", "fma"})),

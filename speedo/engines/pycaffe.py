@@ -391,9 +391,8 @@ class PycaffeEngine:
         """A solver for the train net alone: learning rate, tests and snapshots are controlled from outside."""
         own = type(parameter)()
         own.CopyFrom(parameter)
-        own.ClearField(
-            "weights"
-        )  # Caffe would open them itself: see `speedo.engines.weights_check`
+        # Caffe would open them itself: see `speedo.engines.weights_check`
+        own.ClearField("weights")
         for field in ("test_net", "test_net_param", "test_state", "test_iter", "test_interval"):
             own.ClearField(field)
         own.lr_policy = "fixed"

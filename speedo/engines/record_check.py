@@ -270,9 +270,8 @@ def _datums(rule: RecordRule) -> Generator[_Record]:
 def _raw(datum: Any) -> Shape:
     shape = (datum.channels, datum.height, datum.width)
     needed = shape[0] * shape[1] * shape[2]
-    held = len(datum.data) or len(
-        datum.float_data
-    )  # as Caffe takes them (Caffe: data_transformer.cpp)
+    # As Caffe takes them (Caffe: data_transformer.cpp)
+    held = len(datum.data) or len(datum.float_data)
     if held < needed and min(shape) > 0:
         raise _BadRecordError(
             f"holds {held:,} values, but its shape {shape[0]} x {shape[1]} x {shape[2]} needs {needed:,}: Caffe would "

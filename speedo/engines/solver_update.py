@@ -21,9 +21,8 @@ from speedo.engines.update_rules import RULES, SolverFields, float32
 from speedo.errors import EngineError
 from speedo.exchange.vector import Layout, Vector
 
-BLOCK: Final = (
-    1 << 16
-)  # float32 values: 256 KiB; the fastest of 16 KiB to 512 KiB for most rules where L2 has 1 MiB
+# Float32 values: 256 KiB; the fastest of 16 KiB to 512 KiB for most rules where L2 has 1 MiB
+BLOCK: Final = 1 << 16
 # Of float64: from 10,000 values on OpenBLAS shares a dot product among threads.
 _NORM_BLOCK: Final = 1 << 13
 

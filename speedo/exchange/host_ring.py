@@ -41,9 +41,8 @@ from speedo.system.failpoints import reached
 PIECE: Final = 1 << 19  # bytes at most; with half as much the processor has more to do
 EACH: Final = 4  # pieces that begin at each leader, if they are not too small: else little overlaps
 LEAST_PIECE: Final = 1 << 15
-LOT: Final = (
-    1 << 17
-)  # bytes for which a reader is woken; for each packet the processor has more to do
+# Bytes for which a reader is woken; for each packet the processor has more to do
+LOT: Final = 1 << 17
 LOOK_EVERY_S: Final = 0.5  # for members that are gone; who waits says so to the next as often
 GRACE: Final = 1.5  # times the limit; until then those who know better say who is slow
 SLOWEST_BYTES_PER_S: Final = 4e6  # a third of 100 Mbit/s
@@ -105,9 +104,8 @@ class Call:
         self.lacks = lengths if brings else [0] * len(lengths)
         self.given, self.done = bytearray(len(lengths)), bytearray(len(lengths))
         self.ready: deque[tuple[int, int]] = deque()
-        self.alarm = (
-            -1
-        )  # an eventfd that is written to when something is ready, or there is a problem
+        # An eventfd that is written to when something is ready, or there is a problem
+        self.alarm = -1
         self.problem: BaseException | None = None
         self.changed: threading.Condition | None = None  # notified when a piece is done
         sums = [piece for piece in self.pieces if combine is not None]

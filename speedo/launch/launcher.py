@@ -70,9 +70,8 @@ class Launcher:
         environments[cluster.leader].update(self._plan.secrets)
         for name in ways:
             self._picture.host(name, in_words(self._plan, name))
-        signal.signal(
-            signal.SIGTSTP, signal.SIG_IGN
-        )  # hosts would take a stopped launcher for lost
+        # Hosts would take a stopped launcher for lost
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         hard = True
         with self._master_heard(), self._picture, stop_signals() as self._stopped:
             try:

@@ -102,9 +102,8 @@ class CheckpointWriter:
     clock: Callable[[], float] = time.monotonic  # the driver's
     _gathering: dict[int, _Gathering] = field(default_factory=dict)  # by version, oldest first
     _writing: list[_Writing] = field(default_factory=list)  # oldest first
-    _hung: list[_Writing] = field(
-        default_factory=list
-    )  # reported as a problem; the first is under way
+    # Reported as a problem; the first is under way
+    _hung: list[_Writing] = field(default_factory=list)
     _untold: list[Written] = field(default_factory=list)
     _next: float | None = None
     _wanted: threading.Event = field(default_factory=threading.Event)  # one out of turn

@@ -109,9 +109,8 @@ class Roster:
         """Register the records of a host that will run this many workers."""
         with self._lock:
             held = {self._data[worker].group for worker in self._held if worker in self._data}
-            if (
-                holding.group not in held
-            ):  # otherwise its shards stay until the data is redistributed
+            # Otherwise its shards stay until the data is redistributed
+            if holding.group not in held:
                 self._shards_of[holding.group] = max(count, 1)
             self._hosts[host] = holding
 

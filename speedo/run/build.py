@@ -30,8 +30,8 @@ from speedo.master.lost_records import LostRecords
 from speedo.master.observers import Observers
 from speedo.master.plan import MOST_STRETCH_S, Plan
 from speedo.master.script_tests import ScriptTests
-from speedo.master.served_center import ServedCenter
-from speedo.master.server_requests import Servers
+from speedo.master.servers.served_center import ServedCenter
+from speedo.master.servers.server_requests import Servers
 from speedo.master.speed_division import SpeedDivision
 from speedo.master.stopping import Stopping, StopRules
 from speedo.master.turn_records import TurnRecords

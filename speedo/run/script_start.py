@@ -21,7 +21,7 @@ from speedo.master.cluster import Cluster
 from speedo.master.leases import Leases
 from speedo.master.reasons import too_few_joined
 from speedo.master.script_tests import ScriptTests
-from speedo.master.server_requests import Servers
+from speedo.master.servers.server_requests import Servers
 from speedo.run.build import build_training
 from speedo.run.config.run_config import RunConfig
 from speedo.run.host_memory import too_little_memory
@@ -144,9 +144,8 @@ class ScriptStart:
         limit_s, workers = self._config.timeout, self._config.workers
         with self._changed:
             self._changed.wait_for(lambda: self._training or self._stopped, limit_s)
-            self._changed.wait_for(
-                lambda: not self._builds
-            )  # it is bounded by the store's patience
+            # It is bounded by the store's patience
+            self._changed.wait_for(lambda: not self._builds)
             if self._training is None:
                 few = too_few_joined(len(self._waiting), workers, limit_s)
                 self._stopped = self._stopped or few

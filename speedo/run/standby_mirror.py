@@ -77,9 +77,8 @@ class RunMirror:
         self._number = 0  # of the last parcel
         self._on_way: deque[tuple[int, int]] = deque()  # number and bytes
         self._unsure: tuple[bytes, bytes] | None = None  # a parcel that may be on the way, too
-        self._sent: dict[
-            str, tuple[int, ...]
-        ] = {}  # what was sent of each file: its size, and when it was changed
+        # What was sent of each file: its size, and when it was changed
+        self._sent: dict[str, tuple[int, ...]] = {}
         self._listed = False  # whether the standby knows which files there are
         self._moved = 0.0  # when a parcel was taken, or the first sent
         self._told = -math.inf

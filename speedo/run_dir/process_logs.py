@@ -153,9 +153,8 @@ def logs_of(run_dir: Path, host: str | None = None) -> list[ProcessLog]:
     hosts = run_dir / HOSTS
     for path in sorted(hosts.rglob("*.log")):
         host_of, *below = path.relative_to(hosts).parts
-        command = (
-            len(below) == 1 and path.stem in COMMANDS
-        )  # what a command of `speedo launch` printed
+        # What a command of `speedo launch` printed
+        command = len(below) == 1 and path.stem in COMMANDS
         name = f"speedo {path.stem}" if command else process_of(path)
         found.append(ProcessLog(path, name, host_of))
     return [one for one in found if host is None or one.host == host]

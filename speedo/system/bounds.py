@@ -11,9 +11,8 @@ from typing import Any, Final, Literal
 
 from speedo.errors import hide_secrets
 
-LARGEST_INT32: Final = (
-    2**31 - 1
-)  # max_iter and the like are int32 in caffe.proto; shapes are int in Caffe
+# `max_iter` and the like are int32 in caffe.proto; shapes are int in Caffe
+LARGEST_INT32: Final = 2**31 - 1
 LARGEST_SEED: Final = 2**32 - 1  # random_seed is int64, but Caffe's generators take 32 bits of it
 # Of steps in a turn, restarts in a row: beyond it a slip is likelier than a wish.
 LARGEST_COUNT: Final = 1_000_000
@@ -190,9 +189,6 @@ def said(value: object) -> str:
     try:
         # Hidden first: what is cut off may be the sign that shows a password.
         text = digits(value) if type(value) is int else hide_secrets(repr(value))
-    except (
-        ValueError,
-        RecursionError,
-    ):  # Python refuses to write so long a number, or so deep a list
+    except (ValueError, RecursionError):  # Python writes no number so long, no list so deep
         text = f"a {type(value).__name__} beyond words"
     return text if len(text) <= 100 else f"{text[:90]}..."

@@ -83,8 +83,7 @@ def i_am_worker(slot: int) -> None:
 def reached(point: str) -> None:
     """Marks a point of the program; the process may be killed here."""
     if _armed:
-        with (
-            _one
-        ):  # a thread at another point would mark it as done, too, and the process dies once
+        # A thread at another point would mark it as done, too, and the process dies once
+        with _one:
             if any(one.is_due(point) for one in _armed):
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -15,9 +15,8 @@ leader deals new records to members without records. Otherwise a member without 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +27,9 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import Membership
+from speedo.worker.membership import Membership, Seat
 from speedo.worker.script_turn import ScriptWorker
-from speedo.worker.team_memory import stretch_of
+from speedo.worker.team_memory import is_finite, stretch_of
 from speedo.worker.team_space import (
     BAD,
     COMES,
@@ -43,6 +42,7 @@ from speedo.worker.team_space import (
     SHORT,
     TeamSpace,
 )
+from speedo.worker.team_state import hand_over, spread
 
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
@@ -88,7 +88,7 @@ class DrivenTeam:
         optimizer: Optimizer,
     ) -> None:
         self._worker, self._membership, self._optimizer = worker, membership, optimizer
-        self._team: Team | None = None
+        self._seat: Seat | None = None
         self._space: TeamSpace | None = None
         self._times = 0  # that all came
         self._epoch = 0
@@ -116,7 +116,7 @@ class DrivenTeam:
 
     def part(self) -> None:
         """Let the others know at once that this member does not continue."""
-        self._space = self._team = None
+        self._space = self._seat = None
         self._membership.part()
 
     def close(self) -> None:
@@ -130,9 +130,8 @@ class DrivenTeam:
         team = command.team
         assert team is not None
         worker = self._worker
-        is_new = self._team is None or self._team.formed != team.formed
+        is_new = self._seat is None or self._seat.team.formed != team.formed
         space = self._enter(team)
-        self._team = team
         if is_new:
             self._times = self._deals = 0
         if self._membership.is_first:
@@ -149,38 +148,30 @@ class DrivenTeam:
         memory = membership.enter(
             team, lambda here: TeamSpace.bytes_for(everywhere, here, size, blobs)
         )
-        self._space = TeamSpace.over(memory, everywhere, len(membership.here), size, blobs)
+        here = membership.here
+        self._seat = Seat(team, here, here.index(membership.rank))
+        self._space = TeamSpace.over(memory, everywhere, len(here), size, blobs)
         return self._space
 
     def _agree_on_state(self, space: TeamSpace) -> None:
         """Who has made the most steps hands its state to those with fewer."""
-        parity = self._parity()
-        space.said[parity, self._membership.rank, MADE] = self._optimizer.made
-        self._membership.meet("the members here have said their steps")
-        self._hear_rows(space.rows[parity])
-        self._membership.meet("all hosts have said their steps")
+        assert self._seat is not None
+        optimizer, membership, parity = self._optimizer, self._membership, self._parity()
+        space.said[parity, membership.rank, MADE] = optimizer.made
+        membership.meet("the members here have said their steps")
+        membership.gather(space.rows[parity])
+        membership.meet("all hosts have said their steps")
         made = [int(one) for one in space.said[parity, :, MADE]]
         most = max(made)
         if min(made) == most:
             return
-        giver, takes = made.index(most), made[self._membership.rank] < most
-        gives = self._membership.rank == giver
-        state, found = self._optimizer.state() if gives else b"", bytearray()
-        if gives:
-            space.state[0] = len(state)
-        self._spread(space.state, giver)
-        room, nbytes = space.mean.view(np.uint8), int(space.state[0])
-        for at in range(0, nbytes, len(room)):
-            part = min(len(room), nbytes - at)
-            if gives:
-                room[:part] = np.frombuffer(state, np.uint8, part, at)
-            self._spread(room[:part], giver)
-            if takes:
-                found += room[:part].tobytes()
-            self._membership.meet("all have a part of the state")
-        if takes:
-            self._optimizer.load_state(bytes(found))
-            self._optimizer.made = most
+        has_it = made[membership.rank] == most
+        room, state = space.mean.view(np.uint8), optimizer.state if has_it else None
+        handed = hand_over(self._seat, made.index(most), space.state, room, state)
+        found = membership.carry(handed)
+        if not has_it:
+            optimizer.load_state(found)
+            optimizer.made = most
 
     # ------------------------------------------------------------ on this host, and with the others
 
@@ -188,24 +179,6 @@ class DrivenTeam:
         """Where all write what they say this time: at least one meeting is between two times."""
         self._times += 1
         return self._times % 2
-
-    def _hear_rows(self, rows: npt.NDArray[np.uint8]) -> None:
-        """The member that exchanges for this host fills in the rows of the other hosts."""
-        exchange = self._membership.exchange
-        if exchange is not None and self._team is not None:
-            own = rows[list(self._membership.here)]
-            exchange.all_gather("rows", own, self._team.spread, rows)
-
-    def _spread(self, block: npt.NDArray[Any], giver: int) -> None:
-        """Return once what this member has written there is there on all hosts."""
-        assert self._team is not None
-        spread = self._team.spread
-        self._membership.meet("it is there on this host")
-        if self._membership.exchange is not None:
-            root = next(host for host, ranks in enumerate(spread) if giver in ranks)
-            self._membership.exchange.broadcast("block", block, root)
-        if spread:
-            self._membership.meet("it is there on all hosts")
 
     def _average_hosts(self, mean: Vector, samples: Sequence[int]) -> None:
         """The member that exchanges for this host makes its mean that of all hosts, by their samples."""
@@ -239,21 +212,21 @@ class DrivenTeam:
         space, optimizer = self._space, self._optimizer
         rank, here = self._membership.rank, self._membership.here
         assert space is not None
-        assert self._team is not None
-        team, parity = self._team, self._parity()
-        own = space.gradients[here.index(rank)]
+        assert self._seat is not None
+        team, parity = self._seat.team, self._parity()
+        own = space.gradients[self._seat.place]
         said, present = space.said[parity], space.present[parity]
         is_bad = False
         present[rank] = 0
         if what is Comes.STEP:
             optimizer.take_gradients(own, present[rank])
-            is_bad = not _is_finite(own)
+            is_bad = not is_finite(own)
         ends = what is Comes.LEAVE or self._worker.leaves()
         said[rank, : ENDS + 1] = what, samples, is_bad, epoch, wants_deal, ends
         self._membership.meet("all have said what they come for")
         self._require_finite(said)
-        self._hear_rows(space.rows[parity])
-        share = stretch_of(here.index(rank), [1] * len(here), len(own))
+        self._membership.gather(space.rows[parity])
+        share = stretch_of(self._seat.place, [1] * len(here), len(own))
         contributions = [
             Contribution(gradient[share], int(said[member, SAMPLES]))
             for member, gradient in zip(here, space.gradients, strict=True)
@@ -286,7 +259,7 @@ class DrivenTeam:
     @property
     def next_deal(self) -> tuple[int, int] | None:
         """The number of the next deal of its team, as in `DealRequest`; None if it is in no team."""
-        return None if self._team is None else (self._team.formed, self._deals + 1)
+        return None if self._seat is None else (self._seat.team.formed, self._deals + 1)
 
     def dealt(self, deal: Callable[[int], Dealt]) -> tuple[list[Row], NoLease | None]:
         """This member's records of the next rounds, and why there are no more.
@@ -297,7 +270,7 @@ class DrivenTeam:
         """
         space, rank = self._space, self._membership.rank
         assert space is not None
-        assert self._team is not None
+        assert self._seat is not None
         table = space.dealt
         if rank == 0:
             answer = deal(self._epoch)
@@ -309,7 +282,7 @@ class DrivenTeam:
                         table[number, member] = lease.epoch, lease.start, lease.stop
             space.deal[LENGTH] = len(answer.rounds)
             space.deal[SHORT] = _SHORT_AS.index(answer.short)
-        self._spread(space.deal, 0)
+        self._membership.carry(spread(self._seat, space.deal, 0))
         self._deals += 1
         rows = [
             Lease(*map(int, one)) if one[2] else None for one in table[: space.deal[LENGTH], rank]
@@ -318,15 +291,10 @@ class DrivenTeam:
 
     def _require_finite(self, said: npt.NDArray[np.int64]) -> None:
         """Of the gradients of this host: the team breaks, so other hosts need not know which it is."""
-        assert self._team is not None
-        if said[self._membership.rank, BAD]:
+        assert self._seat is not None
+        if said[self._seat.rank, BAD]:
             raise NotFiniteError(NOT_FINITE)
-        for member in self._membership.here:
+        for member in self._seat.here:
             if said[member, BAD]:
-                worker = self._team.workers[member]
+                worker = self._seat.team.workers[member]
                 raise TeamBrokenError(f"the gradient of worker {worker} is not finite")
-
-
-def _is_finite(vector: Vector) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(float(np.dot(vector, vector)))

@@ -7,9 +7,9 @@ to the first members of the other hosts (`speedo.exchange.host_exchange`), and s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from speedo.exchange.team_meeting import TeamMeeting
 from speedo.exchange.vector import Vector
 from speedo.messages import Team
 
+Answer = TypeVar("Answer")
 LEAST_PATIENCE_S: Final = 5.0  # for another member, with three rounds; a stretch has very many
 
 
@@ -43,10 +44,17 @@ class BeginSum:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A wish for the rows of all members in `out`, row by row, of which those of this host are in `rows`."""
+    """A wish for the `rows` of all members, of which those of this host are there."""
 
     rows: Array
-    out: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """A wish for what the host of the member with rank `giver` has in the `block`."""
+
+    block: Array
+    giver: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,25 @@ class MeetMembers:
 
 
 # What a member needs of the others: to meet those of its host until this holds for all, or sums over hosts.
-Wait = str | Array | BeginSum | Gather | SumOverHosts | MeetMembers
+Wait = str | Array | BeginSum | Gather | Broadcast | SumOverHosts | MeetMembers
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place in a team: `here` are the ranks of the members of its host, `place` is its own among them."""
+
+    team: Team
+    here: tuple[int, ...]
+    place: int
+
+    @property
+    def rank(self) -> int:
+        return self.here[self.place]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it acts for its host: it fetches the center, and exchanges with other hosts."""
+        return self.place == 0
 
 
 class Membership:
@@ -114,6 +140,22 @@ class Membership:
         if self.exchange is not None:
             self.exchange.all_reduce("sum", vector, np.add)
 
+    def gather(self, rows: Array) -> None:
+        """Have the rows of all members: the first of each host brings those of its host. Raises `TeamBrokenError`."""
+        if self.exchange is not None:
+            self.exchange.all_gather("rows", rows[list(self.here)], self._spread, rows)
+
+    def carry(self, waits: Generator[Wait, SumOverHosts | None, Answer]) -> Answer:
+        """Do all that it needs one after another; its answer. Raises `TeamBrokenError`."""
+        begun: SumOverHosts | None = None
+        while True:
+            try:
+                wait = waits.send(begun)
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+            begun = self.wait_for(wait)
+
     def wait_for(self, wait: Wait) -> SumOverHosts | None:
         """Do what a member needs; the sum that it begins. Raises `TeamBrokenError`."""
         if isinstance(wait, BeginSum):
@@ -124,8 +166,11 @@ class Membership:
         elif isinstance(wait, MeetMembers):
             self._meeting.meet(self._patience_s, [self._workers[rank] for rank in wait.ranks])
         elif isinstance(wait, Gather):
+            self.gather(wait.rows)
+        elif isinstance(wait, Broadcast):
             assert self.exchange is not None
-            self.exchange.all_gather("factors", wait.rows, self._spread, wait.out)
+            root = next(host for host, ranks in enumerate(self._spread) if wait.giver in ranks)
+            self.exchange.broadcast("block", wait.block, root)
         elif isinstance(wait, np.ndarray):
             self.sum_over_hosts(wait)
         else:

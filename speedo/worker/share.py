@@ -42,9 +42,8 @@ class RecordShare:
         self._taken: list[Lease] = []  # given to the loop since the last turn
         self._skipped: list[Lease] = []  # not to be trained, and the master does not know yet
         self._orders: dict[int, Indices] = {}  # of the latest epochs
-        self._ahead_of_loop: deque[Lease] = (
-            deque()
-        )  # the loader reads them; the loop has not seen them
+        # The loader reads them; the loop has not seen them
+        self._ahead_of_loop: deque[Lease] = deque()
         self._data: Any = None
         self._how: tuple[int | None, bool | None] = (None, None)  # batch and shuffle, as given
         self._source: RecordSource | None = None

@@ -24,26 +24,18 @@ from speedo.exchange.vector import Layout, Vector, as_bytes, checksum
 from speedo.messages import Team
 from speedo.sgd_modes.rules import shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import BeginSum, Gather, MeetMembers, SumOverHosts, Wait
-from speedo.worker.team_memory import STATE, TeamMemory, stretch_of
+from speedo.worker.membership import BeginSum, Gather, MeetMembers, Seat, SumOverHosts, Wait
+from speedo.worker.team_memory import STATE, TeamMemory, is_finite, stretch_of
+from speedo.worker.team_state import Waits, hand_over
 from speedo.worker.turn import EngineWorker
-
-Waits = Generator[Wait, SumOverHosts | None, None]
 
 
 @dataclass(frozen=True)
-class TeamPlace:
-    """A worker's place in its team: `here` are those of the members of its host, `place` is its own among them."""
+class TeamPlace(Seat):
+    """A worker's place in its team, and the memory of its host."""
 
     worker: EngineWorker
-    team: Team
     memory: TeamMemory
-    here: tuple[int, ...]
-    place: int
-
-    @property
-    def rank(self) -> int:
-        return self.here[self.place]
 
     @property
     def summing(self) -> tuple[int, ...]:
@@ -69,12 +61,6 @@ class TeamPlace:
             if flag:
                 worker = self.team.workers[rank]
                 raise TeamBrokenError(f"the result of worker {worker} is not finite")
-
-
-def is_finite(vector: Vector) -> bool:
-    """Whether its values are, and the sum of their squares."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(float(np.dot(vector, vector)))
 
 
 # -------------------------------------------------------------------- a round
@@ -109,7 +95,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHo
     factors = {one.product.start: one for one in space.of(seat.rank)}
     shares_here, leaving, finite = [shares[rank] for rank in seat.here], None, True
     starts = [place.start for _, place in engine.layout.slices()]
-    if seat.place == 0 and team.spread:
+    if seat.is_first and team.spread:
         leaving = OutgoingSum(memory, engine.layout, products, number, shares_here, after)
         reduction = yield BeginSum(leaving.values)
         assert reduction is not None
@@ -145,7 +131,7 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHo
         leaving.give_back()
         if products:
             rows = memory.factors.reshape(len(counts), space.each)
-            yield Gather(rows[list(seat.here)], rows)
+            yield Gather(rows)
             bad = bad or not is_finite(memory.factors)
         memory.flags[0] = bad
     yield "the sum of all hosts is there" if team.spread else MeetMembers(seat.summing)
@@ -214,12 +200,8 @@ class OutgoingSum:
 def say_state(seat: TeamPlace) -> None:
     """To be done once the center is there, before all of the host meet; then `hear_states`."""
     memory = seat.memory
-    if seat.place == 0:
-        others = [rank for rank in range(len(seat.team.members)) if rank not in seat.here]
-        memory.states[others] = 0
-        memory.length[0] = 0
     memory.states[seat.rank, :STATE] = seat.worker.solver_state
-    if seat.place == 0 and seat.team.spread:
+    if seat.is_first and seat.team.spread:
         memory.states[seat.rank, STATE] = checksum(as_bytes(memory.center)) >> 1
 
 
@@ -231,50 +213,26 @@ def hear_states(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]:
     if not seat.team.spread:
         return True
     states = seat.memory.states
-    if seat.place == 0:
-        yield states.reshape(-1)
+    if seat.is_first:
+        yield Gather(states)
     yield "all hosts have said their states"
     return bool(states[seat.here[0], STATE] == states[0, STATE])
 
 
 def agree_on_state(seat: TeamPlace) -> Waits:
-    """Give the members that have made fewer updates the state of the one that has made most."""
-    worker = seat.worker
+    """Give the members that have made fewer updates the state of the one that has made most.
+
+    It goes through the memory of the center, which all have loaded.
+    """
+    worker, memory = seat.worker, seat.memory
     rows = [tuple(row) for row in seat.memory.states[:, :STATE].tolist()]
     giver = max(range(len(rows)), key=lambda rank: (rows[rank][1], -rank))
     if any(row != rows[giver] for row in rows):
-        state = yield from _hand_over(seat, giver)
-        if rows[seat.rank] != rows[giver]:
+        has_it = rows[seat.rank] == rows[giver]
+        state = yield from hand_over(
+            *(seat, giver, memory.length, memory.center.view(np.uint8)),
+            worker.engine.history if has_it else None,
+        )
+        if not has_it:
             worker.engine.load_history(state)
     worker.solver_state = seat.team.formed, rows[giver][1]
-
-
-def _hand_over(seat: TeamPlace, giver: int) -> Generator[Wait, SumOverHosts | None, bytes]:
-    """The state of the solver of member `giver`; it goes through the memory of the center, which is not needed now."""
-    memory, gives = seat.memory, seat.rank == giver
-    room, state, found = memory.center.view(np.uint8), b"", bytearray()
-    if gives:
-        state = seat.worker.engine.history()
-        memory.length[0] = len(state)
-    yield "all have loaded the center"
-    yield from _spread(seat, memory.length)
-    length = int(memory.length[0])
-    for start in range(0, length, room.size):
-        part = room[: min(room.size, length - start)]
-        if gives:
-            part[:] = np.frombuffer(state, np.uint8, part.size, start)
-        elif seat.place == 0 and giver not in seat.here:
-            part[:] = 0
-        yield "a part of the state is there"
-        yield from _spread(seat, part)
-        found += part.tobytes()
-        yield "all have that part"
-    return bytes(found)
-
-
-def _spread(seat: TeamPlace, numbers: np.ndarray) -> Waits:
-    """What one host has there, and others have 0, comes to all."""
-    if seat.team.spread:
-        if seat.place == 0:
-            yield numbers
-        yield "all hosts have it"

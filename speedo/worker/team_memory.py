@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,32 @@ from speedo.exchange.vector import Layout, Vector
 from speedo.system.memory_fence import memory_fence
 
 ALIGNED: Final = 16  # float32 values of a cache line: no two members write to the same
-FLAG_BYTES: Final = 64  # a cache line for each member
+LINE_BYTES: Final = 64  # of a cache line
 STATE: Final = 2  # numbers that name the state of a member's solver
 ROW: Final = STATE + 1  # and the checksum of its host's center, from the first member of a host
 
 Numbers = npt.NDArray[np.int64]
+Part = tuple[tuple[int, ...], type[np.generic]]
+
+
+def bytes_of(parts: Sequence[Part]) -> int:
+    """How many bytes these arrays need, each in cache lines of its own."""
+    return sum(map(_whole_lines, parts))
+
+
+def laid_out(memory: memoryview | bytearray, parts: Sequence[Part]) -> list[npt.NDArray[Any]]:
+    """These arrays, one behind another over memory of `bytes_of` bytes."""
+    found, at = list[npt.NDArray[Any]](), 0
+    for part in parts:
+        shape, kind = part
+        flat = np.frombuffer(memory, kind, count=math.prod(shape), offset=at)
+        found.append(flat.reshape(shape))
+        at += _whole_lines(part)
+    return found
+
+
+def _whole_lines(part: Part) -> int:
+    return -(-math.prod(part[0]) * np.dtype(part[1]).itemsize // LINE_BYTES) * LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -50,30 +72,11 @@ class TeamMemory:
         factors: int = 0,
     ) -> TeamMemory:
         """For so many members, with vectors of this layout, and all factors, in memory of `bytes_for` bytes."""
-        size, blobs = layout.size, len(layout.blobs)
-        values = np.frombuffer(memory, np.float32, count=(here + 1) * _padded(size))
-        vectors = [values[at * _padded(size) : at * _padded(size) + size] for at in range(here + 1)]
-        flags = np.frombuffer(memory, np.uint8, offset=values.nbytes, count=here * FLAG_BYTES)
-        numbers = np.frombuffer(
-            memory,
-            np.int64,
-            offset=values.nbytes + flags.nbytes,
-            count=everywhere * ROW + 1 + here * blobs,
-        )
-        states, rest = numbers[: everywhere * ROW].reshape(everywhere, ROW), everywhere * ROW
-        room = np.frombuffer(
-            memory, np.float32, count=factors, offset=values.nbytes + flags.nbytes + numbers.nbytes
-        )
-        return cls(
-            vectors[0],
-            tuple(vectors[1:]),
-            flags[::FLAG_BYTES],
-            states,
-            numbers[rest : rest + 1],
-            numbers[rest + 1 :].reshape(here, blobs),
-            room,
-            memory_fence(),
-        )
+        parts = _parts(here, everywhere, layout, factors)
+        vectors, flags, states, length, ready, room = laid_out(memory, parts)
+        center, *payloads = (vector[: layout.size] for vector in vectors)
+        fence = memory_fence()
+        return cls(center, tuple(payloads), flags[:, 0], states, length, ready, room, fence)
 
     def say_ready(self, place: int, blobs: slice, number: int) -> None:
         """Show the first member of the host that this member's gradients of these blobs are there, in this round."""
@@ -82,17 +85,33 @@ class TeamMemory:
 
     @staticmethod
     def bytes_for(here: int, everywhere: int, layout: Layout, factors: int = 0) -> int:
-        values = (here + 1) * _padded(layout.size) + factors
-        numbers = everywhere * ROW + 1 + here * len(layout.blobs)
-        return values * 4 + here * FLAG_BYTES + numbers * 8
+        return bytes_of(_parts(here, everywhere, layout, factors))
 
 
-def _padded(size: int) -> int:
+def _parts(here: int, everywhere: int, layout: Layout, factors: int) -> list[Part]:
+    return [
+        ((here + 1, padded(layout.size)), np.float32),
+        ((here, LINE_BYTES), np.uint8),
+        ((everywhere, ROW), np.int64),
+        ((1,), np.int64),
+        ((here, len(layout.blobs)), np.int64),
+        ((factors,), np.float32),
+    ]
+
+
+def padded(size: int) -> int:
+    """So many float32 values and the rest of their last cache line."""
     return -(-size // ALIGNED) * ALIGNED
 
 
 def stretch_of(place: int, shares: Sequence[int], size: int) -> slice:
     """The values that the member at this place sums: by the members' `shares`, whole cache lines."""
-    lines, whole = _padded(size) // ALIGNED, sum(shares)
+    lines, whole = padded(size) // ALIGNED, sum(shares)
     first, last = (lines * sum(shares[:at]) // whole for at in (place, place + 1))
     return slice(first * ALIGNED, min(last * ALIGNED, size))
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether its values are, and the sum of their squares."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(float(np.dot(vector, vector)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from speedo.exchange.vector import Vector
-from speedo.worker.team_memory import ALIGNED
+from speedo.worker.team_memory import LINE_BYTES, Part, bytes_of, laid_out, padded
 
 MOST_DEALT: Final = 64  # rounds at once
 
@@ -40,35 +40,15 @@ class TeamSpace:
     @classmethod
     def over(cls, memory: memoryview, members: int, here: int, size: int, blobs: int) -> TeamSpace:
         """Of `members`, `here` on this host, over memory of `bytes_for` bytes."""
-        at = 0
-
-        def part(count: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-            nonlocal at
-            found = np.frombuffer(memory, kind, count=count, offset=at)
-            at += _whole_lines(found.nbytes)
-            return found
-
-        vectors = [part(size, np.float32) for _ in range(here + 1)]
-        rows = part(2 * members * _row(blobs), np.uint8).reshape(2, members, _row(blobs))
-        return cls(
-            vectors[0],
-            tuple(vectors[1:]),
-            rows,
-            rows[:, :, : 8 * _SAID].view(np.int64),
-            rows[:, :, 8 * _SAID : 8 * _SAID + blobs],
-            part(ROUNDS + MOST_DEALT * members * _NUMBERS, np.int64),
-            part(1, np.int64),
-        )
+        vectors, rows, deal, state = laid_out(memory, _parts(members, here, size, blobs))
+        mean, *gradients = (vector[:size] for vector in vectors)
+        said = rows[:, :, : 8 * _SAID].view(np.int64)
+        present = rows[:, :, 8 * _SAID : 8 * _SAID + blobs]
+        return cls(mean, tuple(gradients), rows, said, present, deal, state)
 
     @staticmethod
     def bytes_for(members: int, here: int, size: int, blobs: int) -> int:
-        parts = (
-            *(here + 1) * (4 * size,),
-            2 * members * _row(blobs),
-            8 * (ROUNDS + MOST_DEALT * members * _NUMBERS),
-            8,
-        )
-        return sum(map(_whole_lines, parts))
+        return bytes_of(_parts(members, here, size, blobs))
 
     @property
     def dealt(self) -> npt.NDArray[np.int64]:
@@ -76,11 +56,10 @@ class TeamSpace:
         return self.deal[ROUNDS:].reshape(MOST_DEALT, -1, _NUMBERS)
 
 
-def _row(blobs: int) -> int:
-    """Bytes of a member's row."""
-    return _whole_lines(8 * _SAID + blobs)
-
-
-def _whole_lines(nbytes: int) -> int:
-    line = 4 * ALIGNED
-    return -(-nbytes // line) * line
+def _parts(members: int, here: int, size: int, blobs: int) -> list[Part]:
+    return [
+        ((here + 1, padded(size)), np.float32),
+        ((2, members, -(-(8 * _SAID + blobs) // LINE_BYTES) * LINE_BYTES), np.uint8),
+        ((ROUNDS + MOST_DEALT * members * _NUMBERS,), np.int64),
+        ((1,), np.int64),
+    ]

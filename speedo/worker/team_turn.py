@@ -26,17 +26,16 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Kind, Train, Trained
 from speedo.sgd_modes.rules import Contribution, add_mean, add_scaled, shares_of, sum_into
 from speedo.system.failpoints import reached
-from speedo.worker.membership import MeetMembers, Membership, SumOverHosts, Wait, here_of
+from speedo.worker.membership import Gather, MeetMembers, Membership, SumOverHosts, Wait, here_of
 from speedo.worker.team_gradients import (
     TeamPlace,
     agree_on_state,
     gradient_round,
     hear_states,
-    is_finite,
     room_for_factors,
     say_state,
 )
-from speedo.worker.team_memory import TeamMemory
+from speedo.worker.team_memory import TeamMemory, is_finite
 from speedo.worker.turn import EngineWorker, trained_of
 
 Answer = TypeVar("Answer")
@@ -66,17 +65,10 @@ class TeamMember:
                 command.team, lambda here: TeamMemory.bytes_for(here, everywhere, layout, factors)
             )
             memory = TeamMemory.over(shared, len(membership.here), everywhere, layout, factors)
-            rounds = team_rounds(self._worker, command, memory)
-            begun: SumOverHosts | None = None
-            while True:
-                try:
-                    wait = rounds.send(begun)
-                except StopIteration as done:
-                    trained: Trained = done.value
-                    made = max(1, len(trained.losses))
-                    membership.round_s = (self._worker.clock() - began) / made
-                    return trained
-                begun = membership.wait_for(wait)
+            trained = membership.carry(team_rounds(self._worker, command, memory))
+            made = max(1, len(trained.losses))
+            membership.round_s = (self._worker.clock() - began) / made
+            return trained
         except TeamBrokenError as error:
             membership.part(str(error))
             raise
@@ -96,20 +88,20 @@ def team_rounds(
     assert team is not None
     engine, clock = worker.engine, worker.clock
     here = here_of(team, worker.worker)
-    seat = TeamPlace(worker, team, memory, here, here.index(team.workers.index(worker.worker)))
+    seat = TeamPlace(team, here, here.index(team.workers.index(worker.worker)), worker, memory)
     goes_on = command.payload is Kind.WEIGHTS
     # Of a turn that is no team's own step the mean of all payloads is added to the center.
     sums_gradients = goes_on and command.steps == 1 and team.rate == 1.0
     center = memory.center
     began = clock()
     memory.flags[seat.place] = 0
-    if seat.place == 0:
+    if seat.is_first:
         worker.fetch_center_for_team(command, center)
     if goes_on:
         say_state(seat)
     yield "the center is there"
     if goes_on and not (yield from hear_states(seat)):
-        if seat.place == 0:
+        if seat.is_first:
             worker.exchange.fetch_center(command.version, center, alone=True)
         yield "the center was fetched again"
     engine.load_weights(center)
@@ -132,7 +124,7 @@ def team_rounds(
             break
     if sums_gradients:
         yield "all have used the mean gradient"
-        if seat.place == 0:
+        if seat.is_first:
             engine.read_weights(center)
     summed = clock()
     worker.made_in_team(command, center)
@@ -160,13 +152,11 @@ def team_rounds(
 def _agree_to_end(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]:
     """Whether the turn ends here, for all members, because one is to leave."""
     told = seat.memory.states
-    if seat.place == 0:
-        told[[rank for rank in range(len(told)) if rank not in seat.here]] = 0
     told[seat.rank] = seat.worker.leaves()
     yield "the members here have said who leaves"
     if seat.team.spread:
-        if seat.place == 0:
-            yield told.reshape(-1)
+        if seat.is_first:
+            yield Gather(told)
         yield "all hosts have said who leaves"
     return bool(told.any())
 
@@ -227,7 +217,7 @@ def _add_mean(seat: TeamPlace, rate: float) -> Generator[Wait, SumOverHosts | No
         sum_into(payloads[0], payloads, [factors[rank] for rank in here], np.float32(1.0))
     reached("team-summed")
     yield "the sum of this host is there"
-    if seat.place == 0:
+    if seat.is_first:
         yield memory.payloads[0]
     yield "the sum of all hosts is there"
     add_scaled(memory.center[share], payloads[0], float(after))

@@ -26,13 +26,13 @@ from speedo.actors.host_manager import HostManager, Orders
 from speedo.actors.join.host_link import RESOURCE
 from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.ray_errors import meaning_of, raised_by, why
-from speedo.actors.server_calls import ServerCalls, ServerLost
+from speedo.actors.servers.server_calls import ServerCalls, ServerLost
 from speedo.actors.tester_actor import PartTested, ShareTests
 from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_host import WorkerHost
 from speedo.engines.solver.holding import Holding
 from speedo.errors import EngineError, Meaning, SpeedoError
-from speedo.master.server_requests import Probe
+from speedo.master.servers.server_requests import Probe
 from speedo.master.slots import Assignment
 from speedo.messages import Evaluate, Left, Refused
 from speedo.run.config.run_config import make_config
@@ -340,9 +340,8 @@ def test_a_worker_begins_after_an_error_and_the_other_one_is_not_held_up(
     hosted.look(20)
     master = hosted.ray.actors[0]
     assert master.asked.count("attend") >= 5
-    if (
-        method == "join" and name in GONE - RAISED
-    ):  # the master is gone: its successor takes this worker as it is
+    # The master is gone: its successor takes this worker as it is
+    if method == "join" and name in GONE - RAISED:
         assert len(hosted.joined) == 1
         assert not hosted.ray.killed
         hosted.host.follow(hosted.master("successor"), hosted.settings)

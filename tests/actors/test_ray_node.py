@@ -204,9 +204,8 @@ def test_a_head_takes_a_free_port_wants_the_token_on_loopback_alone_and_starts_i
     with ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as other:
         token, folder = clean_environment(new_token()), ray_folder(stack)
         taken = other.getsockname()[1]
-        for_workers = next(
-            one for one in range(15000, 16000) if is_free(one)
-        )  # unless told otherwise
+        # Unless told otherwise
+        for_workers = next(one for one in range(15000, 16000) if is_free(one))
         given = iter([taken, for_workers])
         monkeypatch.setattr("speedo.actors.ray_node.node.free_port", lambda host: next(given))
         start = starting_node("127.0.0.1", Ports(), folder, token, tell=told.append)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from speedo.actors.server_calls import MOST_CALLS, ServerCalls, ServerLost
+from speedo.actors.servers.server_calls import MOST_CALLS, ServerCalls, ServerLost
 from speedo.errors import StoreError
-from speedo.master.server_requests import Clear, Probe, Request
+from speedo.master.servers.server_requests import Clear, Probe, Request
 
 pytestmark = pytest.mark.ray
 WAIT_S = 60.0

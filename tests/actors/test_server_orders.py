@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedo.actors.ray_servers import places_of
+from speedo.actors.servers.ray_servers import places_of
 
 HOSTS = {"a": 2, "b": 1, "c": 1}  # workers, in the order of joining
 

@@ -17,10 +17,11 @@ def test_half_of_the_values_are_ready_with_the_first_part() -> None:
     ("seconds", "share"),
     [
         (1.0, 0.9),  # all but the last part, which is ready at the end
+        # 6 s and 3 s fill the time until 1 s after the end, then comes the last second
         (
             10.0,
             0.8,
-        ),  # 6 s and 3 s fill the time until 1 s after the end, then comes the last second
+        ),
         (100.0, 0.08),  # the link is busy from 8 s before the end on
     ],
 )

@@ -12,9 +12,8 @@ from tests.support.bundled_nets import Bench
 MB, RATE = 1e6, 1e7  # a model takes 100 ms
 
 
-@pytest.mark.parametrize(
-    ("servers", "expected"), [(0, 0.5), (1, 0.4), (2, 0.2), (4, 0.15)]
-)  # without servers the master's cable carries four each way
+# Without servers the master's cable carries four each way
+@pytest.mark.parametrize(("servers", "expected"), [(0, 0.5), (1, 0.4), (2, 0.2), (4, 0.15)])
 def test_a_round_lasts_until_the_last_center_is_there_and_its_result_is_sent(
     servers: int, expected: float
 ) -> None:

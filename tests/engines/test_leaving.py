@@ -85,9 +85,8 @@ def test_blobs_leave_once_and_final_the_last_layers_first(
     blobs = {place.start: blob.name for blob, place in early.layout.slices()}
     assert sorted(one.start for one in reported) == list(blobs)
     learning = [blobs[one.start] for one in reported if expected[one].any()]
-    left = [
-        layer_of(name) for name in learning if layer_of(name) != "bn"
-    ]  # its sums are known before
+    # Its sums are known before
+    left = [layer_of(name) for name in learning if layer_of(name) != "bn"]
     layers = [layer_of(name) for name in blobs.values() if layer_of(name) in left]
     assert list(dict.fromkeys(left)) == list(dict.fromkeys(reversed(layers)))
 

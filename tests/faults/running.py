@@ -18,14 +18,16 @@ from tests.support.invariants import Line, check_run
 
 HANG_S = 120.0  # nothing takes so long unless it hangs, on however busy a machine
 GAP_S = 60.0  # nor does a healthy worker's merge
+# For faults of Redis, which workers on one machine could do without
 BY_REDIS = (
     "--redis",
     "same_node=redis",
-)  # for faults of Redis, which workers on one machine could do without
+)
+# Sync as the other modes: a result of each worker; teams have rows of their own
 EACH_BY_ITSELF = (
     "--team",
     "off",
-)  # sync as the other modes: a result of each worker; teams have rows of their own
+)
 # Turns that overlap. Stale results of two workers with momentum, added whole, let this net diverge at its own rate.
 OVERLAP = ("--overlap", "all", "--lr", "0.0002")
 OVERLAPPING = ("async", "easgd")

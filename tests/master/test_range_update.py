@@ -13,8 +13,8 @@ from speedo.engines.update_rules import SolverFields
 from speedo.errors import TrainingStopped
 from speedo.exchange.served_vectors import Exchange, Sender, Stores
 from speedo.exchange.vector import Blob, Layout, Vector, as_bytes
-from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Combine, Combined, Load, Prepare, Restore, TakeIn
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.server_requests import Combine, Combined, Load, Prepare, Restore, TakeIn
 from speedo.messages import Kind, Merge, Part, Trained
 from speedo.sgd_modes.rules import ServerGradient, by_servers
 from speedo.storage.memory_store import MemoryStore

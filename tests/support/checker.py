@@ -69,9 +69,8 @@ class Checker:
         self.ending = False
         self.left = 0  # events that came together with the last one, and come after it
         self.last: Event | None = None
-        self.in_a_row: set[int] = (
-            set()
-        )  # workers whose results came together, without other events between
+        # Workers whose results came together, without other events between
+        self.in_a_row: set[int] = set()
         self.short_since: float | None = 0.0
         self.patience: defaultdict[int, int] = defaultdict(lambda: 1)  # by slot
         self.finish: Finish | None = None

@@ -37,9 +37,8 @@ def free_port() -> int:
     """One of those that no system takes for itself, for a connection or for whoever asks for any: it stays free."""
     while True:
         with socket.socket() as probe, suppress(OSError):
-            port = _NOT_OF_THE_SEED.randrange(
-                20000, 32000
-            )  # each test process has another; below are those of Ray's workers
+            # Each test process has another; below are those of Ray's workers
+            port = _NOT_OF_THE_SEED.randrange(20000, 32000)
             probe.bind(("127.0.0.1", port))
             return port
 

@@ -428,9 +428,8 @@ def _loss(draft: _Draft, kind: str, bottom: str) -> None:
         )
         for blob in (scores, label):
             draft.shapes.pop(blob)
-        down = rng.choice(
-            ["", "propagate_down: true propagate_down: false"]
-        )  # Caffe wants the second
+        # Caffe wants the second
+        down = rng.choice(["", "propagate_down: true propagate_down: false"])
         draft.add("SoftmaxWithLoss", [scores, label], [()], f"{weight} {loss_param} {down}")
         if draft.chance(0.5):
             draft.add("Accuracy", [scores, label], [()])

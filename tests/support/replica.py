@@ -90,9 +90,8 @@ def decoded(dtype: int, body: bytes) -> np.ndarray:
         vector = np.zeros(SIZE, np.float32)
         vector[list(numbers[kept + 1 :])] = numbers[:kept]
         return vector
-    if (
-        dtype == 5
-    ):  # sparse, half of the values: two levels, and bytes whose i-th bit is of the i-th value
+    # Sparse, half of the values: two levels, and bytes whose i-th bit is of the i-th value
+    if dtype == 5:
         low, high, signs, is_high, lower, upper = struct.unpack("<2f4B", body)
         vector = np.zeros(SIZE, np.float32)
         for number, mark in enumerate(place for place in range(8) if upper >> (7 - place) & 1):

@@ -18,10 +18,10 @@ from speedo.engines.update_rules import SolverFields
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.master.driver import Limits
-from speedo.master.local_servers import LocalServers
 from speedo.master.plan import Plan
-from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Servers
+from speedo.master.servers.local_servers import LocalServers
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.server_requests import Servers
 from speedo.master.turn_deadlines import HEARTBEAT_S
 from speedo.messages import NO_TUNING, Event, Left, StateSaved, StopAsked, Tuning
 from speedo.run.config.run_config import make_config

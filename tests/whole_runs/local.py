@@ -23,9 +23,9 @@ from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Vector
 from speedo.master.center import RunCenter
 from speedo.master.cluster import Cluster
-from speedo.master.local_servers import LocalServers
-from speedo.master.range_server import RangeServer
-from speedo.master.served_center import ServedCenter
+from speedo.master.servers.local_servers import LocalServers
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.served_center import ServedCenter
 from speedo.messages import (
     Command,
     Evaluate,
@@ -228,9 +228,8 @@ def model_made_here(
     solver: Path, folder: Path, *, max_iter: int, seed: int, **options: Any
 ) -> bytes:
     """The `.caffemodel` of a run in this process, for comparison with that of a run on Ray."""
-    sys.modules.pop(
-        "saboteur", None
-    )  # of a former problem: a layer must come from this solver's folder
+    # Of a former problem: a layer must come from this solver's folder
+    sys.modules.pop("saboteur", None)
     overrides = SolverOverrides(max_iter=max_iter, seed=seed, test_interval=None)
     result, _, _ = train_here(solver, MemoryStore(), folder, overrides=overrides, **options)
     assert result.complete, result.reason

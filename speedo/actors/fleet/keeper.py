@@ -20,7 +20,7 @@ from speedo.actors.fleet.seats import Seat
 from speedo.actors.host_manager import check_records, left_because
 from speedo.actors.join.host_link import HostFailed, HostLink, Leave, Over, Stopped
 from speedo.actors.ray_node.ports import ring_ports, server_port
-from speedo.actors.server_host import ServerHost
+from speedo.actors.servers.server_host import ServerHost
 from speedo.actors.worker_host import WorkerHost
 from speedo.data.roots import default_data_root
 from speedo.engines.make import EngineChoice, prepare_process

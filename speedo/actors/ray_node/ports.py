@@ -25,12 +25,13 @@ _SERVERS: Final = range(3, 8)  # the same of the servers of the center
 _RING: Final = range(10, 18)  # workers, for those of other hosts, while they connect
 _PROCESSES: Final = range(_RING.stop, BLOCK)
 AGENT: Final = "dashboard-agent-listen-port"  # that which Ray does not choose by itself
+# The last ports of the block
 _AGENTS: Final = (
     AGENT,
     "dashboard-agent-grpc-port",
     "runtime-env-agent-port",
     "metrics-export-port",
-)  # the last of the block
+)
 _FEWEST: Final = 4  # of these that must be free: for command, master, tester and a worker
 GONE_S: Final = 3.0  # the node of a command that was killed takes a moment to end
 LINGER_S: Final = 10.0  # a node under load that ends may take some seconds

@@ -33,9 +33,8 @@ _PORTS: Final = (
     ),
     "--runtime_env_agent_port=1",
 )
-PIPED: Final = {
-    "RAY_enable_pipe_based_agent_to_parent_health_check": "1"
-}  # in a raylet's environment
+# In a raylet's environment
+PIPED: Final = {"RAY_enable_pipe_based_agent_to_parent_health_check": "1"}
 # Of a raylet: the command of an actor's process. A path with blanks is quoted there, and left as it is.
 _ACTORS: Final = "--python_worker_command="
 _RAYS_PROGRAM: Final = re.compile(r"(?<= )\S+/default_worker\.py(?= )")

@@ -87,10 +87,8 @@ def users_environment() -> dict[str, str]:
 
 def ignored_settings() -> str:
     """A line that names the user's settings of Ray that are ignored; empty if there are none."""
-    ours = {
-        *environment(""),
-        "RAY_CLIENT_MODE",
-    }  # the last is set by Ray itself when it is imported
+    # The last is set by Ray itself when it is imported
+    ours = {*environment(""), "RAY_CLIENT_MODE"}
     names = sorted(name for name in os.environ if _is_of_ray(name) and name not in ours)
     if not names:
         return ""

@@ -23,10 +23,10 @@ WEIGHTS: Final = ("per_tensor", "per_channel")
 # The few values beyond, such as one record in many has, would make the steps of all others wider (Wu et al.,
 # arXiv:2004.09602).
 _PERCENTILE: Final = 99.99
-_BINS: Final = (
-    1 << 14
-)  # of the first piece: where one value is a thousand times the others, these still have some
+# Of the first piece: where one value is a thousand times the others, these still have some
+_BINS: Final = 1 << 14
 _AT_ONCE: Final = 8  # records: all that flows through the net is kept for these
+# They move values
 _EXACT: Final = (
     "Flatten",
     "Identity",
@@ -35,7 +35,7 @@ _EXACT: Final = (
     "Slice",
     "Split",
     "Transpose",
-)  # they move values
+)
 _PAIR: Final = ("QuantizeLinear", "DequantizeLinear")
 _WEIGHTED: Final = ("Conv", "ConvTranspose", "Gemm")
 _OPERATORS: Final = (

@@ -172,9 +172,8 @@ def _boxes_in(net: Net) -> frozenset[int]:
 def _losses_of(net: Net, boxes: frozenset[int]) -> dict[int, tuple[Wired, str]]:
     """By the number of its top each loss, and how it follows from those of parts: `sum`, `mean` or `counted`."""
     found: dict[int, tuple[Wired, str]] = {}
-    varying = set(
-        boxes
-    )  # values that differ from part to part, as those with a row for each record do
+    # Values that differ from part to part, as those with a row for each record do
+    varying = set(boxes)
     for wired in net.wired:
         layer = wired.layer
         if type_here(layer.param) in _MIXING:

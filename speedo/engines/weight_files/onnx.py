@@ -23,15 +23,10 @@ from speedo.engines.weight_files.stored import (
 )
 
 _GRAPH, _METADATA, _INITIALIZER = 7, 14, 5
-_KINDS: Final[Mapping[int, np.dtype[Any]]] = {
-    1: FLOAT32,
-    10: np.dtype("<f2"),
-    11: FLOAT64,
-}  # of floating point
-_LISTS: Final[Mapping[int, np.dtype[Any]]] = {
-    4: FLOAT32,
-    10: FLOAT64,
-}  # fields of numbers of one type
+# Of floating point
+_KINDS: Final[Mapping[int, np.dtype[Any]]] = {1: FLOAT32, 10: np.dtype("<f2"), 11: FLOAT64}
+# Fields of numbers of one type
+_LISTS: Final[Mapping[int, np.dtype[Any]]] = {4: FLOAT32, 10: FLOAT64}
 _INT32, _RAW, _EXTERNAL, _LOCATION = 5, 9, 13, 14
 _FLOAT16: Final = 10
 _MOST_NOTE_BYTES: Final = 16 << 20

@@ -203,9 +203,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     def report(self, loss: float) -> None:
         """Say the loss of the step that follows, for the log: with an optimizer, before its step. May be a tensor."""
-        self._loss = float(
-            getattr(loss, "detach", lambda: loss)()
-        )  # PyTorch warns of one with gradients
+        # PyTorch warns of one with gradients
+        self._loss = float(getattr(loss, "detach", lambda: loss)())
 
     def test(
         self, measure: Measure, data: Any = None, batch: int | None = None

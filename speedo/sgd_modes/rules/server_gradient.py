@@ -20,7 +20,7 @@ class ServerGradient(MergeRule):
 
     `update(gradient, center, iteration)` changes the center in place by one step of the solver: clipping,
     weight decay, momentum, learning rate of that iteration. Workers keep no momentum. `by_servers` where servers
-    have the center: each has an update of its own (`speedo.master.range_update`).
+    have the center: each has an update of its own (`speedo.master.servers.range_update`).
     """
 
     payload: ClassVar[Kind] = Kind.GRADIENT

@@ -161,9 +161,8 @@ class PrivateRedis:
         if self._keeper is None or self._keeper.poll() is None:
             return
         program = shutil.which(self._program) or self._program
-        self._end_group(
-            self._keeper
-        )  # before its pipe closes, lest the rest of it end the new server
+        # Before its pipe closes, lest the rest of it end the new server
+        self._end_group(self._keeper)
         assert self._keeper.stdin is not None
         self._keeper.stdin.close()
         for name in ("exit", "over", "child"):

@@ -14,11 +14,11 @@ from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoints import Checkpoints
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver, Limits
-from speedo.master.local_servers import LocalServers
 from speedo.master.observers import Observer, Observers
 from speedo.master.plan import Plan
-from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Servers
+from speedo.master.servers.local_servers import LocalServers
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.server_requests import Servers
 from speedo.master.speed_division import SpeedDivision
 from speedo.master.stopping import Outcome, Stopping
 from speedo.master.turn_records import TurnRecords

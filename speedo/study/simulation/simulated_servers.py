@@ -10,9 +10,9 @@ from speedo.exchange.codecs import Compression
 from speedo.exchange.host_centers import Alone, HostCenters
 from speedo.exchange.ranges import Range
 from speedo.exchange.vector import Layout, Vector
-from speedo.master.range_server import RangeServer
-from speedo.master.served_center import ServedCenter
-from speedo.master.server_requests import Servers
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.served_center import ServedCenter
+from speedo.master.servers.server_requests import Servers
 from speedo.storage.base import Store
 from speedo.storage.memory_store import MemoryStore
 

@@ -16,7 +16,15 @@ from speedo.exchange.collective import Array
 from speedo.exchange.factors import Factors
 from speedo.exchange.vector import Vector
 from speedo.messages import Refused, Team, Train, Trained
-from speedo.worker.membership import BeginSum, Gather, MeetMembers, SumOverHosts, Wait, here_of
+from speedo.worker.membership import (
+    BeginSum,
+    Broadcast,
+    Gather,
+    MeetMembers,
+    SumOverHosts,
+    Wait,
+    here_of,
+)
 from speedo.worker.team_gradients import room_for_factors
 from speedo.worker.team_memory import TeamMemory
 from speedo.worker.team_turn import team_rounds
@@ -134,9 +142,8 @@ class _Turn:
         self.lost: dict[int, str] = {}  # by worker, why; empty: it died
         self._steps = dict.fromkeys(team.workers, 0)
         self._meetings = dict.fromkeys(team.workers, 0)
-        self._meets: dict[
-            int, tuple[int, ...]
-        ] = {}  # by worker, the ranks that its present meeting waits for
+        # By worker, the ranks that its present meeting waits for
+        self._meets: dict[int, tuple[int, ...]] = {}
         self._sums: list[dict[int, Array]] = []  # by worker that acts for its host
         self._heard: list[set[int]] = []  # who of these has the sum, once there is one
         self._waits_for: dict[int, int] = {}  # by worker, the number of the sum
@@ -170,10 +177,13 @@ class _Turn:
             wait.finish()
             return self._offer(worker, wait.vector)
         if isinstance(wait, Gather):
-            rows = wait.rows.copy()
-            wait.out[:] = 0
-            wait.out[list(here_of(self._team, worker))] = rows
-            return self._offer(worker, wait.out)
+            here = here_of(self._team, worker)
+            wait.rows[[rank for rank in range(len(wait.rows)) if rank not in here]] = 0
+            return self._offer(worker, wait.rows)
+        if isinstance(wait, Broadcast):
+            if wait.giver not in here_of(self._team, worker):
+                wait.block[:] = 0
+            return self._offer(worker, wait.block)
         if isinstance(wait, np.ndarray):
             return self._offer(worker, wait)
         self._meetings[worker] += 1

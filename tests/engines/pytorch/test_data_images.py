@@ -352,9 +352,8 @@ def refusal(layer: str, batches: int = 3, **place: object) -> str:
 def test_a_bad_line_or_image_is_refused_by_its_number(numbered: Path, tmp_path: Path) -> None:
     good = numbered.read_text()
     (tmp_path / "large.png").write_bytes(file_of(RGB, "PNG"))
-    (tmp_path / "cut.png").write_bytes(
-        LOSSLESS["rgb.png"][:-3]
-    )  # which Pillow alone does not notice
+    # Which Pillow alone does not notice
+    (tmp_path / "cut.png").write_bytes(LOSSLESS["rgb.png"][:-3])
     (tmp_path / "float.tif").write_bytes(file_of(GRAY / np.float32(255), "TIFF"))
     (tmp_path / "colors.tif").write_bytes(tiff(RGBA.astype("<f4"), 2, format=3))
     (tmp_path / "signed.tif").write_bytes(tiff(GRAY.astype("<i2") - 99, 1, format=2))

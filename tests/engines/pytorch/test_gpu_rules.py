@@ -75,12 +75,13 @@ def test_only_the_end_of_a_step_and_of_a_test_waits_for_a_gpu(
     made.evaluate()
     reads.clear()
     made.evaluate()
+    # Two blobs finite; labels, one output
     assert sorted(reads) == [
         "__bool__",
         "__bool__",
         "tolist",
         "tolist",
-    ]  # two blobs finite; labels, one output
+    ]
     made.close()
 
 

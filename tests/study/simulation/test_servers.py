@@ -17,11 +17,19 @@ from speedo.engines.update_rules import RULES, SolverFields
 from speedo.errors import RunInterrupted, StoreError
 from speedo.exchange.codecs import Compression
 from speedo.exchange.vector import Blob, Layout, Vector
-from speedo.master.local_servers import Answered, LocalServers
 from speedo.master.plan import Plan
-from speedo.master.range_server import RangeServer
-from speedo.master.served_center import ServedCenter
-from speedo.master.server_requests import Answer, Clear, Combine, Load, Request, Restore, TakeIn
+from speedo.master.servers.local_servers import Answered, LocalServers
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.served_center import ServedCenter
+from speedo.master.servers.server_requests import (
+    Answer,
+    Clear,
+    Combine,
+    Load,
+    Request,
+    Restore,
+    TakeIn,
+)
 from speedo.messages import Drop, Merge
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy

@@ -181,9 +181,8 @@ class Witness:
         self.brought: set[int] = set()  # tickets that a former master had given out
         self.first, self.adds = first, adds
         self.finish: Finish | None = None
-        self.owed: set[int] = (
-            set()
-        )  # tickets of results that this master has heard of and has not decided on
+        # Tickets of results that this master has heard of and has not decided on
+        self.owed: set[int] = set()
         self.ends: Callable[[], None] = lambda: None  # a step of the end of the run
         self.center: Center
         self.history: Callable[[], bytes]
@@ -267,9 +266,8 @@ class Witness:
 
 def run(mode: str, seed: int, folder: Path) -> tuple[int, int]:
     """How many masters there were, and how many results were brought from one to the next and merged."""
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # it keeps what it replaces, and so each dead master
+    # It keeps what it replaces, and so each dead master
+    with pytest.MonkeyPatch.context() as patch:
         return _run(mode, seed, folder, patch)
 
 

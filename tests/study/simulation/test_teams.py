@@ -77,9 +77,8 @@ def test_a_team_that_trains_alone_makes_the_same_model_to_the_bit(workers: int) 
     assert often.center.vector.tobytes() == without.center.vector.tobytes()
     assert (team.outcome.iteration, often.outcome.version) == (100, 100)
     if workers > 1:
-        assert (
-            team.outcome.version == 3
-        )  # one round to learn its time, then 1.0 s of rounds of 10 ms
+        # One round to learn its time, then 1.0 s of rounds of 10 ms
+        assert team.outcome.version == 3
 
 
 def test_teams_of_several_hosts_make_the_same_model() -> None:

@@ -132,10 +132,11 @@ def test_a_resumed_run_takes_back_what_was_undone_and_its_log_is_another_file(
     assert (history.iteration, history.workers[0].there, history.resumed) == (40, False, 1)
     write(tmp_path, result(0, 41, 12.0, loss=None))
     history = read_all(reader)
+    # A loss that is not finite is no point
     assert (history.iteration, len(history.loss)) == (
         41,
         40,
-    )  # a loss that is not finite is no point
+    )
     assert math.isnan(history.workers[0].loss)
 
 

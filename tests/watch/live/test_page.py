@@ -116,9 +116,8 @@ def test_the_page_follows_a_training_through_a_death_a_resume_and_its_end(
     browser.wait_for("document.querySelectorAll('#test-chart .dot').length > 1", WAIT_S)
     before = browser.ask(f"return {ITERATION}")
     browser.wait_for(f"{ITERATION} > {before}", WAIT_S)
-    assert (
-        browser.ask("return location.hash") == ""
-    )  # the token is not left where eyes and logs are
+    # The token is not left where eyes and logs are
+    assert browser.ask("return location.hash") == ""
     assert browser.ask("return document.getElementById('controls').hidden") is False
     drawn = {one.name: one.marks for one in browser.drawings()}
     assert {name for name, marks in drawn.items() if marks >= 4} == {

@@ -206,9 +206,8 @@ def test_beyond_loopback_nothing_is_told_without_the_token(open_page: Served) ->
     assert str(open_page.folder) not in text
     assert open_page.request("GET", "/events", {"Authorization": "Bearer wrong"})[0] == 401
     assert open_page.request("GET", "/events", RIGHT)[0] == 200
-    assert (
-        open_page.request("GET", "/", host="10.1.2.3:8000")[0] == 200
-    )  # the address of one of its cards
+    # The address of one of its cards
+    assert open_page.request("GET", "/", host="10.1.2.3:8000")[0] == 200
     assert open_page.request("GET", "/", host=socket.gethostname())[0] == 200
     assert open_page.request("GET", "/", host="evil.example")[0] == 421
 

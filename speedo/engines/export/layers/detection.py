@@ -56,9 +56,10 @@ class DetectionOutput(LayerExport):
 
         best = [left, graph.integers(stay)]
         _, numbers = graph.add_several("TopK", best, 2, axis=1)
+        # (B, T)
         numbers, _ = graph.add_several(
             "TopK", [numbers, graph.integers(stay)], 2, axis=1, largest=0
-        )  # (B, T)
+        )
         scores = graph.add("GatherElements", left, numbers, axis=1)
         found = graph.add("Unsqueeze", numbers, graph.integers(-1))
         boxes = graph.add("GatherND", boxes, found, batch_dims=1)

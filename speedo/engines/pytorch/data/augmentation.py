@@ -221,9 +221,8 @@ def _distorted(pixels: Pixels, param: Any, chance: Chance) -> Pixels:
     saturation = chance.uniform(
         param.saturation_lower, max(param.saturation_lower, param.saturation_upper)
     )
-    hue = (
-        chance.uniform(-param.hue_delta, param.hue_delta) * 255 / 180
-    )  # OpenCV counts hues to 180, Pillow to 255
+    # OpenCV counts hues to 180, Pillow to 255
+    hue = chance.uniform(-param.hue_delta, param.hue_delta) * 255 / 180
     saturation = saturation if chance.random() < param.saturation_prob else 1.0
     hue = hue if chance.random() < param.hue_prob else 0.0
     made = _as_bytes(values)

@@ -53,10 +53,8 @@ class BatchSource(SourceLayer):
         self._pool: ThreadPoolExecutor | None = None
         self._ranges: deque[tuple[int, int]] = deque()  # to come: first record, and how many
         self._left = 0  # of the present range, where another one comes
-        self._end, self._owed = (
-            -1,
-            0,
-        )  # of all that were to be read: behind the last, and not yet given
+        # Of all that were to be read: behind the last, and not yet given
+        self._end, self._owed = -1, 0
 
     @property
     @abstractmethod

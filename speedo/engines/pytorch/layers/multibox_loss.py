@@ -156,9 +156,8 @@ class MultiBoxLoss(Layer):
         divisor = {"FULL": images * len(priors), "VALID": matched, "BATCH_SIZE": images}.get(
             self._normalization, 1
         )
-        total = (
-            confidences[:0].sum() + locations[:0].sum()
-        )  # a step without a box has a gradient, of 0
+        # A step without a box has a gradient, of 0
+        total = confidences[:0].sum() + locations[:0].sum()
         total = total + sum(location_loss) * param.loc_weight + sum(class_loss)
         return [total / max(1, divisor)]
 

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from speedo.actors.ray_errors import raised_by, why
 from speedo.errors import SpeedoError
-from speedo.master.server_requests import Answer, Request
+from speedo.master.servers.server_requests import Answer, Request
 
 MOST_CALLS: Final = 2  # under way: while the server does one, the next is on its way
 MOST_REQUESTS: Final = 64  # in one call

@@ -12,8 +12,8 @@ from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.exchange.transfer import fetch_state, fetch_vector, put_state
 from speedo.exchange.vector import Layout
 from speedo.master.center import Center
-from speedo.master.range_update import RangeUpdate
-from speedo.master.server_requests import (
+from speedo.master.servers.range_update import RangeUpdate
+from speedo.master.servers.server_requests import (
     Answer,
     Clear,
     Combine,

@@ -16,8 +16,8 @@ from speedo.engines.native_failures import capture_stderr
 from speedo.engines.solver_update import Recipe
 from speedo.errors import SpeedoError
 from speedo.exchange.ranges import Range
-from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Answer, Request
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.server_requests import Answer, Request
 from speedo.master.slots import ServerAddress
 from speedo.run.open_store import log_trouble, server_store
 from speedo.run.settings import RunSettings
@@ -35,7 +35,7 @@ class ServerOrder:
 
 
 class ServerActor:
-    """A thin shell around `speedo.master.range_server.RangeServer`."""
+    """A thin shell around `speedo.master.servers.range_server.RangeServer`."""
 
     def start(
         self,

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speedo.exchange.served_vectors import Stores
-from speedo.master.range_server import RangeServer
-from speedo.master.server_requests import Answer, Request
+from speedo.master.servers.range_server import RangeServer
+from speedo.master.servers.server_requests import Answer, Request
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Implements `speedo.master.server_requests.Pending` where nothing is pending."""
+    """Implements `speedo.master.servers.server_requests.Pending` where nothing is pending."""
 
     found: Sequence[Answer]
 
@@ -27,7 +27,7 @@ class Answered:
 
 
 class LocalServers:
-    """Implements `speedo.master.server_requests.Servers` by servers of this process."""
+    """Implements `speedo.master.servers.server_requests.Servers` by servers of this process."""
 
     def __init__(self, servers: Sequence[RangeServer]) -> None:
         self.servers = list(servers)

@@ -6,10 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from speedo.actors.ray_cluster import RayCluster
-from speedo.actors.ray_servers import RayServers
-from speedo.actors.server_actor import ServerOrder
+from speedo.actors.servers.ray_servers import RayServers
+from speedo.actors.servers.server_actor import ServerOrder
 from speedo.actors.store_calls import StoreCalls
-from speedo.master.served_center import ServedCenter
+from speedo.master.servers.served_center import ServedCenter
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.config.run_config import RunConfig
 from speedo.run.script_job import ScriptJob
@@ -25,7 +25,7 @@ KEEP_S: Final = 4.0  # a host that leaves waits so long for a checkpoint
 
 
 class ServedMaster:
-    """A master whose center servers may have; `_servers` is None without them. A run with a lease has a `_fence`."""
+    """A master whose center servers may have. A run with a lease has a `_fence`."""
 
     _config: RunConfig
     _records: int | None
@@ -33,7 +33,7 @@ class ServedMaster:
     _settings: RunSettings
     _cluster: RayCluster
     _board: StatusBoard
-    _servers: RayServers | None
+    _servers: RayServers
     _store_calls: StoreCalls
     _training: Training | None
 
@@ -58,8 +58,7 @@ class ServedMaster:
 
     def _divide_center(self, training: Training) -> None:
         """Have servers keep its center, where there are any."""
-        if self._servers is not None:
-            assert isinstance(training.center, ServedCenter)
+        if isinstance(training.center, ServedCenter):
             self._cluster.expect = training.center.expect
             self._cluster.together = self._servers.together
             self._servers.use(training.layout, training.center.solver)
@@ -67,11 +66,11 @@ class ServedMaster:
     def servers_there(self) -> bool:
         """Whether workers can be given places: every server is there, or comes once a script has brought its model."""
         script = isinstance(self._settings.spec, ScriptJob)
-        return self._servers is None or script or self._servers.all_there()
+        return script or self._servers.all_there()
 
     def servers_for(self, place: Assignment) -> tuple[ServerAddress, ...] | None:
         """Where a script exchanges its ranges, as a user of its own; None while a server is missing or silent."""
-        if self._servers is None:
+        if not self._settings.serves:
             return ()
         if not self._servers.all_there():
             return None
@@ -81,27 +80,20 @@ class ServedMaster:
 
     def server_orders(self, host: str) -> tuple[ServerOrder, ...] | None:
         """The servers that a host is to run; None while that is not decided."""
-        return None if self._servers is None else self._servers.orders(host)
+        return self._servers.orders(host)
 
     def server_joined(self, index: int, address: ServerAddress, handle: Any) -> None:
         """Take a server in."""
-        if self._servers is not None:
-            self._servers.join(index, address, handle)
+        self._servers.join(index, address, handle)
 
     def server_leaves(self, host: str) -> None:
         """This host is about to end its servers: the run begins again from a checkpoint, which is made now."""
         keeper = None if self._training is None else self._training.keeper
-        if (
-            self._servers is not None
-            and self._servers.has(host)
-            and keeper
-            and not self._board.over
-        ):
+        if self._servers.has(host) and keeper and not self._board.over:
             keeper.keep_soon(KEEP_S)
 
     def trouble_of_server(self, index: int, problem: str) -> None:
         """Why a server waits for its store; empty once it does not."""
-        if self._servers is not None:
-            self._servers.trouble_of(index, problem)
-            text = f"server {index}: {problem}" if problem else None
-            self._board.trouble_with_store(self._worst(f"server {index}", text))
+        self._servers.trouble_of(index, problem)
+        text = f"server {index}: {problem}" if problem else None
+        self._board.trouble_with_store(self._worst(f"server {index}", text))

@@ -25,7 +25,7 @@ from speedo.exchange.served_vectors import Exchange
 from speedo.exchange.vector import Layout, Vector
 from speedo.master.center import with_payload
 from speedo.master.divergence import DivergenceWatch
-from speedo.master.server_requests import (
+from speedo.master.servers.server_requests import (
     Clear,
     Combine,
     Load,
@@ -37,7 +37,7 @@ from speedo.master.server_requests import (
     TakeIn,
     slowest,
 )
-from speedo.master.whole_center import WholeCenter, fetch_whole, spread_whole
+from speedo.master.servers.whole_center import WholeCenter, fetch_whole, spread_whole
 from speedo.messages import Drop, Kind, Merge, Refused, Trained
 from speedo.sgd_modes.rules import MergeRule, State
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from speedo.actors.server_actor import ServerOrder
-from speedo.actors.server_calls import Asked, Found, ServerCalls, ServerLost
+from speedo.actors.servers.server_actor import ServerOrder
+from speedo.actors.servers.server_calls import Asked, Found, ServerCalls, ServerLost
 from speedo.engines.solver_update import Recipe
 from speedo.errors import ClusterError, RunInterrupted, SpeedoError, TrainingStopped
 from speedo.exchange.ranges import Range, ranges_of
 from speedo.exchange.served_vectors import Stores
 from speedo.exchange.vector import Layout
-from speedo.master.server_requests import Answer, Request
+from speedo.master.servers.server_requests import Answer, Request
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.run.open_store import server_store
 from speedo.run.settings import RunSettings
@@ -47,7 +47,7 @@ class _Server:
 
 
 class _Asked:
-    """Implements `speedo.master.server_requests.Pending` over what servers will answer."""
+    """Implements `speedo.master.servers.server_requests.Pending` over what servers will answer."""
 
     def __init__(self, asked: Sequence[Asked], answer: Callable[[int, Asked], Found]) -> None:
         self._asked, self._answer = asked, answer
@@ -80,7 +80,7 @@ class _Asked:
 
 
 class RayServers:
-    """Implements `speedo.master.server_requests.Servers`. `wanted` is as in `--servers`.
+    """Implements `speedo.master.servers.server_requests.Servers`. `wanted` is as in `--servers`: nobody waits for "0".
 
     A run that begins again may do so with `min_workers`, as a host may have gone. Its methods are called from several
     threads. `trouble` takes what is wrong with the users of a store.
@@ -126,7 +126,7 @@ class RayServers:
 
     def _divide(self) -> None:
         """Decide who has which range, once the workers are all announced and it is known what is divided."""
-        if self._servers or self._layout is None or not self._are_enough():
+        if self._is_complete() or self._layout is None or not self._are_enough():
             return
         hosts = places_of(self._wanted, self._hosts)
         ranges = ranges_of(self._layout, len(hosts))
@@ -152,7 +152,7 @@ class RayServers:
         with self._changed:
             self._heard[host] = time.monotonic()
             self._divide()
-            if not self._servers:
+            if not self._is_complete():
                 return None
             return tuple(
                 ServerOrder(index, one.range, self._solver)
@@ -186,10 +186,14 @@ class RayServers:
 
     # ------------------------------------------------------------ who may use their stores
 
+    def _is_complete(self) -> bool:
+        """Whether it is decided who has which range."""
+        return bool(self._servers) or self._wanted == "0"
+
     def all_there(self) -> bool:
         """Whether every server can be reached."""
         with self._changed:
-            return bool(self._servers) and all(one.handle is not None for one in self._servers)
+            return self._is_complete() and all(one.handle is not None for one in self._servers)
 
     def admit_worker(self, place: Assignment, beside: int | None = None) -> Assignment:
         """The place with a user of its own at every server; see `Access.admit_worker`.

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from speedo.actors.ray_errors import raised_by
 from speedo.actors.ray_node.actor_class import actor_class
-from speedo.actors.server_actor import ServerActor, ServerOrder
+from speedo.actors.servers.server_actor import ServerActor, ServerOrder
 from speedo.actors.worker_process import started
 from speedo.errors import SpeedoError
 from speedo.exchange.channel import first_line
