@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from datetime import UTC, datetime
 from functools import partial
@@ -84,7 +84,7 @@ def build_training(
     version = resume.counters.version if resume else 0
     kept = State.unpack(resume.rule_state, model.layout.size) if resume else State()
     update = model.update if servers is None else by_servers
-    coordinator = _coordinator(config, settings, resume, update)
+    coordinator = _coordinator(config, settings, resume, update, taken_over)
     payload, stops = coordinator.strategy.rule.payload, config.stop_on_divergence
     watch = DivergenceWatch(config.mode, config.workers, payload, config.own, stops)
     center: RunCenter
@@ -131,13 +131,7 @@ def build_training(
         if taken_over is not None:
             parts.roster.seen(taken_over.incarnations)
             log.make_up(taken_over.merges, time.monotonic())
-            coordinator.started = True
-            coordinator.awaited.update(taken_over.members)
             board.turns, board.results = taken_over.exchanged
-        elif settings.master_restarts:
-            # A host may have gone meanwhile: its workers are not waited for.
-            coordinator.started = True
-            coordinator.awaited.update(range(settings.workers))
     if resume is not None or settings.epoch:
         why = settings.master_restarts[-1] if settings.master_restarts else ""
         begun = resume.counters if resume is not None else None
@@ -194,6 +188,11 @@ def build_training(
     exports, copies = make_exports(
         config, settings, run_dir, center, board, counters, time.monotonic
     )
+    journal, place = None, _journal_place(parts)
+    if keeper is not None and isinstance(center, Center) and place is not None:
+        beside = KeptState(center, model.history_parts if needs_update(config) else tuple)
+        journal = _journal(place, keeper, lambda: driver, beside, taken_over, board)
+        center.publishing = partial(_publishing, beside, journal)
     driver = Driver(
         coordinator,
         center,
@@ -217,6 +216,7 @@ def build_training(
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),
         checkpoints=keeper,
         divergence=watch,
+        journal=journal,
         together=log.together,
         best=best,
         final_test=config.final_test,
@@ -227,12 +227,6 @@ def build_training(
         with_records=(lambda action: action) if records is None else records.with_records,
         divide=parts.roster.divide,
     )
-    if keeper is not None and isinstance(center, Center):
-        place = _journal_place(parts)
-        if place is not None:
-            beside = KeptState(center, model.history_parts if needs_update(config) else tuple)
-            driver.journal = _journal(place, keeper, driver, beside, taken_over, board)
-            center.publishing = partial(_publishing, beside, driver.journal)
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
         script = values.pop("solver")
@@ -245,12 +239,10 @@ def build_training(
     except OSError as error:  # tried again at the end
         board.notice(f"warning: no {CONFIG} in {run_dir}: {error.strerror}")
     histories = dict(resume.histories) if resume else {}
-    training = Training(
-        parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, model.chance()
+    take_up = records.take_up if isinstance(records, TurnRecords) else lambda handed: True
+    return Training(
+        parts, driver, model, log, keeper, histories, seconds_before, values, exports, best, model.chance(), take_up
     )  # fmt: skip
-    if isinstance(records, TurnRecords):
-        training.take_up = records.take_up
-    return training
 
 
 def _journal_place(parts: RunParts) -> JournalPlace | None:
@@ -276,18 +268,18 @@ def _publishing(beside: KeptState, journal: Journal) -> None:
 def _journal(
     place: JournalPlace,
     keeper: CheckpointWriter,
-    driver: Driver,
+    driver: Callable[[], Driver],
     beside: KeptState,
     former: Takeover | None,
     board: StatusBoard,
 ) -> Journal:
     return Journal(
         place,
-        lambda: keeper.counters(driver.coordinator, max(driver.seconds, 0.0)),
+        lambda: keeper.counters(driver().coordinator, max(driver().seconds, 0.0)),
         whole=lambda: not beside,
-        tests=lambda: bool(driver.tests),
+        tests=lambda: bool(driver().tests),
         records=keeper.records,
-        members=lambda: driver.coordinator.expected,
+        members=lambda: driver().coordinator.expected,
         exchanged=lambda: (board.turns, board.results),
         merged={} if former is None else former.merged,
         incarnations={} if former is None else former.incarnations,
@@ -314,8 +306,15 @@ def _coordinator(
     settings: RunSettings,
     resume: Checkpoint | None,
     update: Update | None,
+    taken_over: Takeover | None,
 ) -> Coordinator:
     spec = settings.spec
+    awaited: Iterable[int] | None = None
+    if resume is not None and taken_over is not None:
+        awaited = taken_over.members
+    elif resume is not None and settings.master_restarts:
+        # A host may have gone meanwhile: its workers are not waited for.
+        awaited = range(settings.workers)
     test_interval = spec.test_interval if spec.has_test and config.test_interval != 0 else 0
     plan = Plan(
         batch=spec.batch,
@@ -353,6 +352,8 @@ def _coordinator(
         first_ticket=settings.epoch * TICKETS_OF_AN_EPOCH + 1,
         received=resume.counters.received if resume else 0,
         stopping=_stopping(config, progress),
+        awaited=set(awaited or ()),
+        started=awaited is not None,
         division=SpeedDivision(spec.batch_size, spec.iter_size)
         if config.divides_by_speed and not isinstance(spec, ScriptJob)
         else None,
