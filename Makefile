@@ -65,8 +65,8 @@ images: ## as root: build the container image and train with a master and three 
 lock: ## write the lock files anew from pyproject.toml (ARGS=--upgrade: with the newest of everything)
 	scripts/lock.sh $(ARGS)
 
-schema: ## generate speedo/engines/caffe_schema/caffe_pb2.py from caffe.proto (Debian's protobuf-compiler)
-	protoc --proto_path=. --python_out=. speedo/engines/caffe_schema/caffe.proto
+schema: ## generate caffe_pb2.py of packages/caffe-nets from its caffe.proto (Debian's protobuf-compiler)
+	protoc --proto_path=packages/caffe-nets --python_out=packages/caffe-nets caffenets/caffe_schema/caffe.proto
 
 clean: ## remove what builds, tests and tools left here; keep .venv and the cached wheel
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

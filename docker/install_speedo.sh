@@ -10,7 +10,7 @@ backend="$PWD/build/backend"
 # The build backend and what it needs, as locked, in an environment that is not kept.
 python3.11 -m venv "$backend"
 "$backend/bin/pip" install --no-cache-dir --require-hashes --requirement requirements-build.lock
-"$backend/bin/pip" wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir build/speedo .
+"$backend/bin/pip" wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir build/speedo packages/caffe-nets .
 "$venv/bin/pip" install --no-cache-dir --no-index --no-deps build/speedo/*.whl
 "$venv/bin/pip" check
 

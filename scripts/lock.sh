@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 
 compile() {
   "$work/venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-    --no-emit-index-url --no-emit-find-links --no-config --custom-compile-command 'make lock' "$@"
+    --no-emit-index-url --no-emit-find-links --no-config --no-emit-package caffe-nets --custom-compile-command 'make lock' "$@"
 }
 
 compile --output-file requirements.lock "$@" pyproject.toml --extra leveldb --extra plot

@@ -343,7 +343,7 @@ bring_torch() {
 
 install_speedo() {
   local key
-  key="$(hash_of pyproject.toml) $SPEEDO_ROOT"
+  key="$(hash_of pyproject.toml packages/caffe-nets/pyproject.toml) $SPEEDO_ROOT"
   if fresh speedo "$key" && [ -x "$venv/bin/speedo" ]; then
     line ok 'speedo' 'installed from this folder'
     return
@@ -353,7 +353,7 @@ install_speedo() {
 }
 
 install_editable() {
-  pip install --no-index --no-deps --no-build-isolation --editable .
+  pip install --no-index --no-deps --no-build-isolation --editable packages/caffe-nets --editable .
   compiled speedo
 }
 

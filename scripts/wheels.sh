@@ -4,7 +4,7 @@
 #   make wheels             after make setup: into dist/
 #   scripts/wheels.sh DIR   into another folder
 #
-# speedo-*.whl, pycaffe-*.whl (the one of the cache; built where it is missing),
+# speedo-*.whl, caffe_nets-*.whl, pycaffe-*.whl (the one of the cache; built where it is missing),
 # wheels of what pip had to compile for this Python,
 # requirements.txt: all these wheels and all that they need, as locked, with hashes, so that no index can give another one,
 # packages.txt: the Debian packages that they need.
@@ -27,8 +27,8 @@ main() {
   target="$(cd "$1" && pwd)"
 
   take_pycaffe
-  step 'speedo wheel' "$python" -m pip --disable-pip-version-check wheel --no-index --no-deps --no-build-isolation \
-    --wheel-dir "$work/dist" "$SPEEDO_ROOT"
+  step 'speedo wheels' "$python" -m pip --disable-pip-version-check wheel --no-index --no-deps --no-build-isolation \
+    --wheel-dir "$work/dist" "$SPEEDO_ROOT/packages/caffe-nets" "$SPEEDO_ROOT"
   : >"$work/compiled"
   step 'compiled packages' take_compiled
   requirements >"$work/dist/requirements.txt"

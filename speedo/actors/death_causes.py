@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from caffenets.files import last_bytes
 from speedo.engines.native_failures import caught_fault, fatal_line, signal_hint
-from speedo.system.files import last_bytes
 
 SILENT: Final = f"died without a message, as after SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
+from caffenets.files import last_bytes
 from speedo.actors.ray_node.session import users_environment
 from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.native_failures import capture_stderr, describe_exit
@@ -47,7 +48,6 @@ from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOCK
 from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
-from speedo.system.files import last_bytes
 from speedo.system.private_folders import make_private_folder
 from speedo.system.runs_at import RunsAt
 

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Final
 
+from caffenets.files import home, read_bytes
 from speedo.errors import ClusterError
-from speedo.system.files import home, read_bytes
 
 TOKEN_VARIABLE: Final = "SPEEDO_TOKEN"
 FILE_VARIABLE: Final = "SPEEDO_TOKEN_FILE"

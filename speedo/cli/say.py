@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from caffenets.files import open_to_write
 from speedo.errors import ConfigError, hide_secrets
-from speedo.system.files import open_to_write
 from speedo.system.foreign_text import MOST_TEXT, clean_lines
 from speedo.system.standard_streams import unread
 

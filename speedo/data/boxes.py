@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.data.annotations import Annotated, Object, read_coco, read_voc
 from speedo.data.base import PROGRESS_RECORDS, TRAIN_DATABASE, PreparedDataset, Progress, silent
 from speedo.data.database import Record, record_key, write_database
@@ -25,7 +26,7 @@ from speedo.data.images import check_database
 from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.picture import Form, decode
-from speedo.data.wire import Box, Datum, LabelMap, annotated_to_bytes
+from speedo.data.wire import Box, Datum, annotated_to_bytes
 from speedo.errors import DataError
 
 BOXES: Final = "boxes"
@@ -179,7 +180,7 @@ def _labels(file: Path, names: Sequence[str]) -> dict[str, int]:
     names = [name for name in dict.fromkeys(names) if name != _BACKGROUND]
     if not file.is_file():
         return {name: number for number, name in enumerate(names, 1)}
-    known = LabelMap()
+    known = caffe_pb2.LabelMap()
     try:
         text_format.Parse(read_file(file, _MOST_MAP_BYTES), known)
     except (text_format.ParseError, UnicodeDecodeError) as error:
@@ -195,7 +196,7 @@ def _labels(file: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def _label_map(labels: Mapping[str, int]) -> str:
-    made = LabelMap()
+    made = caffe_pb2.LabelMap()
     for name, label in {_BACKGROUND: 0, **labels}.items():
         made.item.add(name=name, label=label, display_name=name)
     return str(text_format.MessageToString(made, as_utf8=True))

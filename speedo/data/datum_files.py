@@ -14,10 +14,10 @@ from typing import IO, Any, Final
 
 from google.protobuf.message import DecodeError
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.data.base import Progress
 from speedo.data.database import Record, record_key
 from speedo.data.files import open_file
-from speedo.data.wire import DatumProto
 from speedo.errors import DataError
 
 MOST_BYTES: Final = 512 << 20  # of one message
@@ -95,7 +95,7 @@ def _length(stream: IO[bytes]) -> int | None:
 
 def _is_datum(message: bytes) -> bool:
     """Whether these bytes are a Datum with something in it; any other message could pass for an empty one."""
-    datum: Any = DatumProto()
+    datum: Any = caffe_pb2.Datum()
     try:
         datum.ParseFromString(message)
     except DecodeError:

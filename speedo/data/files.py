@@ -1,4 +1,4 @@
-"""Files that users name, as `speedo.system.files` opens them, with its errors as DataError; and compressed ones.
+"""Files that users name, as `caffenets.files` opens them, with its errors as DataError; and compressed ones.
 
 A few kilobytes may unpack to all of memory: no more is read than a file may hold.
 """
@@ -15,8 +15,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Final, cast
 
+from caffenets import files
 from speedo.errors import DataError
-from speedo.system import files
 
 # What the decompressors of the standard library raise for damaged input, beside OSError.
 DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError)

@@ -19,11 +19,11 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
+from caffenets.files import sync_folder
 from speedo.data.base import COMMAND, MANIFEST, MEAN_FILE, PreparedDataset
 from speedo.data.lock import LOCK_WAIT_SECONDS, locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
-from speedo.system.files import sync_folder
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from caffenets.caffe_schema import caffe_pb2
+from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 from speedo.data.base import PROGRESS_RECORDS, Progress
 from speedo.data.database import BATCH_BYTES, Record, record_key
 from speedo.data.files import open_file, read_file
-from speedo.data.wire import DatumProto
 from speedo.errors import DataError
 from speedo.system.bounds import LARGEST_INT32
-from speedo.system.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 
 SIGNATURE: Final = b"\x89HDF\r\n\x1a\n"
 _MOST_LIST_BYTES: Final = 64 << 20
@@ -106,7 +106,7 @@ def _shape(values: Any, file: Path, name: str) -> tuple[int, int, int]:
 
 
 def _datum(row: npt.NDArray[Any], shape: tuple[int, int, int], label: int) -> bytes:
-    datum: Any = DatumProto(channels=shape[0], height=shape[1], width=shape[2], label=label)
+    datum: Any = caffe_pb2.Datum(channels=shape[0], height=shape[1], width=shape[2], label=label)
     if row.dtype == np.uint8:
         datum.data = row.tobytes()
     else:

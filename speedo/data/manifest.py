@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from caffenets.files import read_bytes, written_whole
 from speedo.data.base import MANIFEST, PreparedDataset, Shape
 from speedo.data.database import DATA_FILE
 from speedo.errors import DataError
 from speedo.system.bounds import said
-from speedo.system.files import read_bytes, written_whole
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 16 << 20

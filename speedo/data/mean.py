@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from caffenets.files import written_whole
 from speedo.data.base import MEAN_FILE
 from speedo.data.manifest import Mean
 from speedo.data.wire import mean_to_bytes
-from speedo.system.files import written_whole
 
 
 class MeanImage:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Final
 
+from caffenets import files
 from speedo.data.base import COMMAND, Progress, silent
 from speedo.data.folder import is_complete
 from speedo.data.mnist import FASHION_MNIST, prepare_fashion_mnist
 from speedo.errors import DataError
-from speedo.system import files
 
 CACHE_VARIABLE: Final = "SPEEDO_CACHE"
 

@@ -21,7 +21,6 @@ from speedo.data.survey import Survey, as_lmdb, opened, read_keys, read_record
 from speedo.errors import DataError
 
 SPLIT: Final = "split"
-LARGEST_PARTS: Final = 10_000
 Order = Literal["interleaved", "blocks"]
 
 

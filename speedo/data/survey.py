@@ -14,12 +14,13 @@ from typing import Any, Final
 import lmdb
 from google.protobuf.message import DecodeError
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.data.base import Shape
 from speedo.data.database import DATA_FILE, Record
 from speedo.data.leveldb import converted, is_leveldb
 from speedo.data.picture import FORMATS
 from speedo.data.pixels import UnreadablePictureError, decoded, shape_of
-from speedo.data.wire import AnnotatedProto, DatumProto, is_annotated
+from speedo.data.wire import is_annotated
 from speedo.errors import DataError
 from speedo.system.bounds import said
 
@@ -107,10 +108,10 @@ class Survey:
         key, value = record
         self.records += 1
         shown = said(key.decode("utf-8", "backslashreplace"))
-        problem, datum, labels = "", DatumProto(), None
+        problem, datum, labels = "", caffe_pb2.Datum(), None
         try:
             if is_annotated(value):
-                annotated = AnnotatedProto.FromString(value)
+                annotated = caffe_pb2.AnnotatedDatum.FromString(value)
                 datum, groups = annotated.datum, annotated.annotation_group
                 labels = {group.group_label: len(group.annotation) for group in groups}
             else:

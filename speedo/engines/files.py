@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from caffenets.files import written_whole
 from speedo.errors import EngineError
-from speedo.system.files import written_whole
 
 _CHUNK_BYTES = 1 << 20
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from caffenets import files
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.pytorch.refused import REFUSED
-from speedo.system import files
 from speedo.system.bounds import EngineName
 
 

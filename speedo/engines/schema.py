@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.caffe_schema import caffe_pb2
 from speedo.errors import EngineError
 
 _OWN_ONLY = False

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.weight_files.caffemodel import matched, read_model
+from caffenets.weight_files.stored import Stored, Values
 from speedo.engines.base import ModelEngine
-from speedo.engines.weight_files.caffemodel import matched, read_model
-from speedo.engines.weight_files.stored import Stored, Values
 from speedo.errors import EngineError, SolverError
 
 

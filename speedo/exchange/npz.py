@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from caffenets.files import written_whole
 from speedo.exchange.vector import Layout, Vector
-from speedo.system.files import written_whole
 
 
 def write_arrays(path: Path, layout: Layout, vector: Vector) -> None:

@@ -16,13 +16,13 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from caffenets.files import read_text
 from speedo.errors import ConfigError
 from speedo.launch.cluster import ClusterFile, Host, HostEntry
 from speedo.run.config.formats import PlainLoader
 from speedo.run.config.topology import Topology, from_rank_file, from_yaml
 from speedo.system.bounds import said
 from speedo.system.cores import slots_of
-from speedo.system.files import read_text
 
 MOST_BYTES: Final = 1_000_000
 POSEIDON: Final = {

@@ -24,12 +24,6 @@ class StopRules:
     best_by: str = ""
     keep_best: bool = False
 
-    @property
-    def need_tests(self) -> tuple[str, ...]:
-        """The options among these that look at tests during training."""
-        given = {"target": self.target, "patience": self.patience}
-        return tuple(name for name, value in given.items() if value)
-
 
 @dataclass(frozen=True, slots=True)
 class TestVerdict:
@@ -37,9 +31,6 @@ class TestVerdict:
 
     reason: str = ""
     better: Watched | None = None
-
-
-NO_VERDICT = TestVerdict()
 
 
 @dataclass

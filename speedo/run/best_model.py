@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.files import read_bytes
 from speedo.engines.base import ModelEngine
 from speedo.errors import EngineError
 from speedo.exchange.vector import Vector
@@ -16,7 +17,6 @@ from speedo.messages import KeepBest
 from speedo.run_dir.directory import BEST, BEST_MODEL, write_whole
 from speedo.sgd_modes.conditions import Watched
 from speedo.system.disk_calls import on_disk
-from speedo.system.files import read_bytes
 
 
 @dataclass

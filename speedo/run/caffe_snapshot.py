@@ -13,15 +13,15 @@ from typing import Final
 
 import numpy as np
 
+from caffenets.files import problem_with_name
+from caffenets.weight_files.solverstate import read_state
+from caffenets.weight_files.stored import StoredState
 from speedo.engines.base import ModelEngine
 from speedo.engines.solverstate import state_of
-from speedo.engines.weight_files.solverstate import read_state
-from speedo.engines.weight_files.stored import StoredState
 from speedo.errors import CheckpointError, ConfigError, EngineError
 from speedo.exchange.vector import Layout
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState
-from speedo.system.files import problem_with_name
 
 SUFFIX: Final = ".solverstate"
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.files import written_whole
 from speedo.errors import EngineError, SpeedoError
 from speedo.run.result import RunResult, result_fields
 from speedo.run_dir.directory import (
@@ -29,7 +30,6 @@ from speedo.run_dir.metrics_log import MetricsLog
 from speedo.system import daemon_thread
 from speedo.system.daemon_thread import Result, within
 from speedo.system.failpoints import reached
-from speedo.system.files import written_whole
 from speedo.system.private_folders import make_private_folder
 
 LAST_PLACES: Final = (Path("/var/tmp"), Path("/dev/shm"))

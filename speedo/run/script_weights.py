@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from speedo.engines.weight_files.archives import is_npz, read_npz
-from speedo.engines.weight_files.state_dict import read_state_dict
-from speedo.engines.weight_files.stored import Stored, reading
+from caffenets.weight_files.archives import is_npz, read_npz
+from caffenets.weight_files.state_dict import read_state_dict
+from caffenets.weight_files.stored import Stored, reading
 from speedo.errors import ConfigError, EngineError
 from speedo.exchange.vector import Layout, Vector
 from speedo.run.config.option_checks import weights_in

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from caffenets.files import open_to_read
 from speedo.errors import MissingKeyError, SpeedoError, StoreError
 from speedo.run.standby_copy import BEAT_S, GONE_S, Follower, Parcel, files_of, grows, read_follower
 from speedo.run_dir.directory import RESULT
 from speedo.storage import keys
 from speedo.storage.base import Store
-from speedo.system.files import open_to_read
 
 LOOK_S: Final = 0.2  # how often is looked for what is new, while a standby follows
 IDLE_S: Final = 1.0  # and how often for a standby

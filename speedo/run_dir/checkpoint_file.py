@@ -22,11 +22,11 @@ import numpy as np
 import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from caffenets.files import open_to_read, sync_folder, written_whole
 from speedo.errors import CheckpointError
 from speedo.exchange.vector import Vector, as_bytes
 from speedo.system.bounds import LARGEST_INT32
 from speedo.system.failpoints import reached
-from speedo.system.files import open_to_read, sync_folder, written_whole
 
 MAGIC: Final = b"SPEEDO-CHECKPOINT-1\n"
 SUFFIX: Final = ".checkpoint"

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import yaml
 
+from caffenets.files import written_whole
 from speedo.errors import HIDDEN, ConfigError
-from speedo.system.files import written_whole
 from speedo.system.json_lines import plain
 
 # What a run leaves.

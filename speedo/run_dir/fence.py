@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from caffenets.files import read_text
 from speedo.errors import CheckpointError, ConfigError, FencedError
 from speedo.run_dir.directory import CHECKPOINTS, EPOCH, LOCK, write_whole
 from speedo.system.bounds import LARGEST_INT32, whole_number
 from speedo.system.disk_calls import on_disk
-from speedo.system.files import read_text
 
 MOST_EPOCH_BYTES: Final = 64
 FENCE_S: Final = 0.5

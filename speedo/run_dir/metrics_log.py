@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.files import read_bytes, written_whole
 from speedo.messages import (
     Action,
     Checkpointed,
@@ -38,7 +39,6 @@ from speedo.messages import (
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import number_of
-from speedo.system.files import read_bytes, written_whole
 from speedo.system.json_lines import line_of, values_of
 from speedo.system.line_file import LineFile
 from speedo.system.runs_at import RunsAt

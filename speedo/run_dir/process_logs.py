@@ -19,8 +19,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
 
+from caffenets.files import last_bytes, read_bytes
 from speedo.run_dir.directory import HOSTS, LOG, LOGS
-from speedo.system.files import last_bytes, read_bytes
 from speedo.system.foreign_text import clean_text
 
 TIMES: Final = "times"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.system.files import open_to_read, read_bytes
+from caffenets.files import open_to_read, read_bytes
 from speedo.system.foreign_text import MOST_NAME, clean_text
 
 MOST_NUMBER: Final = 1e15  # nothing that a run counts or measures is larger

@@ -6,8 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from caffenets.files import problem_with_name
 from speedo.errors import ConfigError
-from speedo.system.files import problem_with_name
 
 
 def check_workplace() -> None:

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from caffenets.files import read_bytes
 from speedo.engines.native_failures import last_words
 from speedo.errors import FencedError
 from speedo.run_dir.directory import FAILURE, METRICS, write_whole
 from speedo.run_dir.process_logs import STAMP, ProcessLog, logs_of
 from speedo.system.daemon_thread import within
-from speedo.system.files import read_bytes
 from speedo.system.foreign_text import clean_text
 from speedo.watch.troubles import (
     ANOTHER_MASTER,

@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.files import last_bytes
 from speedo.errors import SpeedoError, StoreError
 from speedo.run_dir.directory import LOG, METRICS
 from speedo.run_dir.process_logs import STAMP
 from speedo.run_dir.read_back import count_of, number_of, text_of
-from speedo.system.files import last_bytes
 from speedo.system.json_lines import values_of
 
 TOGETHER_S: Final = 15.0  # a death is noticed within 10 s, and what follows from it soon after

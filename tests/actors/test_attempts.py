@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from caffenets.weight_files.stored import StoredState
 from speedo.actors.attempts import Attempt, in_attempts, parting
 from speedo.actors.run_stores import RunStores
-from speedo.engines.weight_files.stored import StoredState
 from speedo.errors import (
     ClusterError,
     ConfigError,

@@ -39,7 +39,7 @@ import ctypes
 import torch
 from google.protobuf import text_format
 from speedo.actors.death_causes import died_natively
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.layer_notes import note_layers
 from speedo.engines.pytorch.layers import LAYERS
 from speedo.engines.pytorch.leaving import backward_of

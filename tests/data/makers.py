@@ -13,7 +13,8 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from speedo.data.wire import BlobProto, Datum, DatumProto
+from caffenets.caffe_schema import caffe_pb2
+from speedo.data.wire import Datum
 
 Bytes = npt.NDArray[np.uint8]
 IDX_NAMES = (
@@ -71,13 +72,13 @@ def cifar_archive(
 
 def mean_in(file: Path) -> npt.NDArray[np.float32]:
     """The values of a mean file, of shape (channels, height, width)."""
-    blob = BlobProto.FromString(file.read_bytes())
+    blob = caffe_pb2.BlobProto.FromString(file.read_bytes())
     return np.array(blob.data, np.float32).reshape(blob.channels, blob.height, blob.width)
 
 
 def datum_of(message: bytes) -> Datum:
     """The datum that these bytes hold."""
-    found = DatumProto.FromString(message)
+    found = caffe_pb2.Datum.FromString(message)
     shape = (found.channels, found.height, found.width)
     return Datum(*shape, found.data, found.label, found.encoded)
 

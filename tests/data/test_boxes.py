@@ -8,9 +8,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.data.boxes import LABEL_MAP, prepare_boxes
 from speedo.data.check import check
-from speedo.data.wire import AnnotatedProto
 from speedo.errors import DataError
 from tests.support.detection import SIDE, draw, write_coco, write_voc
 
@@ -25,7 +25,7 @@ def records(database: Path) -> list[bytes]:
 
 def boxes_in(record: bytes) -> list[tuple[int, tuple[int, ...]]]:
     """Class and corners in pixels, by the schema that the engine reads with."""
-    from speedo.engines.caffe_schema.caffe_pb2 import AnnotatedDatum
+    from caffenets.caffe_schema.caffe_pb2 import AnnotatedDatum
 
     datum = AnnotatedDatum.FromString(record)
     assert datum.datum.encoded
@@ -129,7 +129,7 @@ def test_an_annotation_belongs_to_the_image_of_its_own_name(
     file = voc / "Annotations" / "000001.xml"
     file.write_text(file.read_text().replace("000001.png", filename))
     made = prepare_boxes(voc, tmp_path / "out")
-    second = AnnotatedProto.FromString(records(tmp_path / "out" / "train_lmdb")[1])
+    second = caffe_pb2.AnnotatedDatum.FromString(records(tmp_path / "out" / "train_lmdb")[1])
     assert second.datum.data == own.read_bytes()
     assert len(made.notes) == bool(said)
     if said:
@@ -237,7 +237,7 @@ def test_a_class_may_have_quotes_and_braces_in_its_name(tmp_path: Path) -> None:
     # As the engines read it.
     from google.protobuf import text_format
 
-    from speedo.engines.caffe_schema.caffe_pb2 import LabelMap
+    from caffenets.caffe_schema.caffe_pb2 import LabelMap
 
     read = text_format.Parse((tmp_path / "out" / LABEL_MAP).read_text(), LabelMap())
     assert [(one.name, one.label) for one in read.item] == [

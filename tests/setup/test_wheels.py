@@ -139,7 +139,8 @@ def test_a_missing_library_is_named_with_the_packages_to_install(
     # An environment whose own pycaffe it is: one on PYTHONPATH would come after that of this environment.
     venv.create(tmp_path / "own", symlinks=True)
     (packages,) = (tmp_path / "own" / "lib").glob("python3*/site-packages")
-    folders = [tmp_path, ROOT, *(path for path in sys.path if path.endswith("-packages"))]
+    folders = [tmp_path, ROOT, ROOT / "packages" / "caffe-nets"]
+    folders += [*(path for path in sys.path if path.endswith("-packages"))]
     (packages / "own.pth").write_text("".join(f"{folder}\n" for folder in folders))
     check = "from speedo.study.doctor.engines import pycaffe; found = pycaffe(); print(found.level, found.text)"
     doctor = run(tmp_path / "own" / "bin" / "python", "-P", "-c", check, folder=tmp_path)

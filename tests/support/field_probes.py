@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.errors import EngineError, SolverError
 
 ACTS: Final = "acts"

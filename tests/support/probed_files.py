@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from tests.support.data_layers import datum, encoded_datum, pixels, write_records
 from tests.support.detection import make_databases
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from speedo.engines.weight_files.caffemodel import Model, StoredLayer
-from speedo.engines.weight_files.stored import Stored, Values
+from caffenets.weight_files.caffemodel import Model, StoredLayer
+from caffenets.weight_files.stored import Stored, Values
 
 
 @dataclass(frozen=True)

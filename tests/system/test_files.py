@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.system.files import written_whole
+from caffenets.files import written_whole
 
 
 def test_a_file_has_its_name_once_it_is_whole(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caffenets.weight_files.solverstate import read_state
 from speedo.engines import solverstate
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
 from speedo.engines.solver import read_solver
 from speedo.engines.solver_history import history_from
 from speedo.engines.solverstate import write_solverstate
-from speedo.engines.weight_files.solverstate import read_state
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Blob, Layout, Vector
 from speedo.run.snapshot_files import mean_solverstate

@@ -16,6 +16,7 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
+from caffenets.files import last_bytes
 from speedo.actors.fleet.seats import Seat
 from speedo.actors.host_manager import check_records, left_because
 from speedo.actors.join.host_link import HostFailed, HostLink, Leave, Over, Stopped
@@ -39,7 +40,6 @@ from speedo.run_dir.directory import LOGS
 from speedo.run_dir.process_logs import LogTimes
 from speedo.system.appended import AppendedLines
 from speedo.system.bounds import DataShare
-from speedo.system.files import last_bytes
 from speedo.version import VERSION
 from speedo.watch.status import Status
 

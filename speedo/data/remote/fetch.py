@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from caffenets.files import read_bytes, written_whole
 from speedo.data.remote.uris import Remote, open_remote, store_errors
 from speedo.errors import DataError
 from speedo.system.bounds import said
-from speedo.system.files import read_bytes, written_whole
 from speedo.system.files_below import name_below
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, the file's name

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from caffenets.files import written_whole
+from caffenets.weight_files.caffemodel import Model, read_model
 from speedo.engines.export.deploy import Deploy, batch_axes, with_batch
 from speedo.engines.export.differences import difference
 from speedo.engines.export.layered import (
@@ -27,9 +29,7 @@ from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays, Computed, Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.solver.proto import to_text
-from speedo.engines.weight_files.caffemodel import Model, read_model
 from speedo.errors import ConfigError, EngineError, SolverError, SpeedoError
-from speedo.system.files import written_whole
 from speedo.system.remedies import lacking
 
 BATCHES: Final = (1, 7)  # that an export is tried with

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.weight_files.caffemodel import Model, matched
 from speedo.engines.export.layer_export import LayerExport, Values, exporters
 from speedo.engines.export.onnx_graph import Graph
 from speedo.engines.export.steps import (
@@ -25,7 +26,6 @@ from speedo.engines.export.torch_code import Code
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays
 from speedo.engines.layer_types import line_of_layer
-from speedo.engines.weight_files.caffemodel import Model, matched
 from speedo.errors import SolverError
 
 

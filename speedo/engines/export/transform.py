@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.files import read_bytes
 from speedo.engines.export.layer_export import LayerExport, Values, exporters
 from speedo.engines.export.steps import Dims, Shape, Step
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
-from speedo.system.files import read_bytes
 
 
 @dataclass(frozen=True, slots=True)

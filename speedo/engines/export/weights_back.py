@@ -9,6 +9,11 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from caffenets.files import written_whole
+from caffenets.weight_files.caffemodel import write_model
+from caffenets.weight_files.onnx import read_initializers
+from caffenets.weight_files.state_dict import read_state_dict
+from caffenets.weight_files.stored import Stored
 from speedo.engines.export.layer_export import Values, exporters
 from speedo.engines.export.layered import Layered, draw_inputs, layered
 from speedo.engines.export.source import read_source
@@ -16,13 +21,8 @@ from speedo.engines.export.steps import Shape, identifiers
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
-from speedo.engines.weight_files.caffemodel import write_model
-from speedo.engines.weight_files.onnx import read_initializers
-from speedo.engines.weight_files.state_dict import read_state_dict
-from speedo.engines.weight_files.stored import Stored
 from speedo.errors import ConfigError, SolverError
 from speedo.exchange.vector import Blob, Layout
-from speedo.system.files import written_whole
 
 _REMEDY: Final = "give the file that `speedo export` wrote for this net, or one with the same names"
 

@@ -18,8 +18,9 @@ import torch
 from google.protobuf import text_format
 from torch import Tensor
 
+from caffenets.caffe_schema import caffe_pb2
+from caffenets.weight_files.caffemodel import write_model
 from speedo.engines.base import Done, RateSchedule, nobody
-from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import WHOLE, Part, PartOfTest, combined
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
@@ -37,7 +38,6 @@ from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
 from speedo.engines.step_memory import StepMemory
 from speedo.engines.update_rules import SolverFields, float32
-from speedo.engines.weight_files.caffemodel import write_model
 from speedo.engines.weights_check import copy_weights
 from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from google.protobuf import text_format
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.pytorch.layers.inputs import Input
 from speedo.engines.pytorch.layers.prior_box import PriorBox
 from speedo.engines.pytorch.net import Net

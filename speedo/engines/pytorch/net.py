@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffenets.weight_files.stored import shape_text
 from speedo.engines.evaluation import uses_statistics
 from speedo.engines.layer_notes import note_backward, note_forward, noting
 from speedo.engines.pytorch.data import SOURCES
@@ -34,7 +35,6 @@ from speedo.engines.pytorch.wiring import (
     readers_of,
     split_outputs,
 )
-from speedo.engines.weight_files.stored import shape_text
 from speedo.errors import EngineError
 from speedo.exchange.vector import Blob, Layout
 

@@ -11,7 +11,7 @@ import torch
 from google.protobuf import text_format
 from torch import Tensor
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.evaluation import Part, PartOfTest
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.net import Net

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import lmdb
 
+from caffenets.files import open_to_read, read_names
 from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.proto import caffe_proto, parse_text, set_field
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
-from speedo.system.files import open_to_read, read_names
 from speedo.system.shared_lmdb import SharedLmdb
 
 # Layer type -> the parameter that holds `source` and `batch_size`.

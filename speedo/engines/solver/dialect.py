@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from caffenets import files
 from speedo.errors import SolverError
-from speedo.system import files
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>[ \t\n\r\v\f]+)

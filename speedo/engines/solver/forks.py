@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.layer_types import layer_types
 from speedo.system.remedies import in_checkout
 

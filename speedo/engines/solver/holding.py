@@ -10,12 +10,12 @@ from typing import Any, Final
 import lmdb
 import xxhash
 
+from caffenets.files import read_bytes
 from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.data_layers import SOURCES, count_records, data_layers
 from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
-from speedo.system.files import read_bytes
 from speedo.system.shared_lmdb import SharedLmdb
 
 MOST_LIST_BYTES: Final = 4 << 30

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
 from speedo.engines.solver.dialect import caffes_text, top_fields
 from speedo.engines.solver.lr_policies import LrPolicy

@@ -13,13 +13,13 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from caffenets.files import read_bytes, read_names
+from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 from speedo.engines.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
 from speedo.system.bounds import LARGEST_INT32
-from speedo.system.files import read_bytes, read_names
-from speedo.system.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 from speedo.system.shared_lmdb import SharedLmdb
 
 _MOST_MEAN_BYTES: Final = 1 << 30

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import yaml
 
+from caffenets.files import read_text
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_condition
 from speedo.sgd_modes.foreign import place_in
 from speedo.sgd_modes.registry import PLAIN
 from speedo.system.bounds import said, whole_number
-from speedo.system.files import read_text
 
 MOST_BYTES: Final = 100_000  # of a file of options; PyYAML takes a second for this many
 MOST_LEVELS: Final = 12

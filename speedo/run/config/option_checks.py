@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from caffenets.files import check_path
 from speedo.data.remote.uris import SCHEMES, problem_with, uri_of
 from speedo.errors import ConfigError
 from speedo.system.bounds import Bound, said
-from speedo.system.files import check_path
 
 
 def check_place(name: str, value: Path | str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ValidationError
 
+from caffenets.files import check_path
 from speedo.engines.make import Precision
 from speedo.errors import ConfigError
 from speedo.exchange.codecs import CODECS, in_words, parse_compression
@@ -66,7 +67,6 @@ from speedo.system.bounds import (
     digits,
 )
 from speedo.system.cores import AUTO, Bind
-from speedo.system.files import check_path
 from speedo.watch.export import EXPORTS, with_exports
 from speedo.watch.export.base import RECORDS
 

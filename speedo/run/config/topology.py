@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from caffenets.files import read_text
 from speedo.errors import ConfigError
 from speedo.run.config.findings import sentence
 from speedo.run.config.formats import PlainLoader
@@ -37,7 +38,6 @@ from speedo.system.cores import (
     slots_of,
     threads_of,
 )
-from speedo.system.files import read_text
 
 MOST_BYTES: Final = 1_000_000
 MOST_CORES: Final = 4096  # of a host; more are a slip

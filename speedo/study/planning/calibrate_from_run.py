@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.files import read_bytes
 from speedo.errors import ConfigError
 from speedo.run.config.formats import read_options
 from speedo.run_dir.directory import CONFIG, LOG, METRICS, MODEL
@@ -40,7 +41,6 @@ from speedo.study.planning.calibration import (
     shape_of,
 )
 from speedo.system.bounds import whole_number
-from speedo.system.files import read_bytes
 
 CHECK_BYTES_PER_S: Final = 5e9  # checksum and norm of a payload, and the merge: near memory's speed
 MERGE_BYTES_PER_S: Final = 5e9

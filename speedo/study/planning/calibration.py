@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from caffenets.files import open_to_write, read_bytes
 from speedo.errors import ConfigError
-from speedo.system.files import open_to_write, read_bytes
 
 MOST_BYTES: Final = 1 << 20
 MOST_SECONDS: Final = 1e6

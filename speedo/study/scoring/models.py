@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.files import read_bytes
 from speedo.errors import ConfigError
 from speedo.run.config.former_run import options_of_run
 from speedo.run_dir.directory import BEST, BEST_MODEL, CONFIG, METRICS, MODEL, RESULT
 from speedo.run_dir.read_back import read_result
-from speedo.system.files import read_bytes
 
 _SNAPSHOT: Final = re.compile(r"_iter_(\d{1,10})\.caffemodel(\.h5)?")
 

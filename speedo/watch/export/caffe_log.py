@@ -10,12 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from caffenets.files import check_path
 from speedo.errors import ConfigError
 from speedo.messages import Evaluate, Finish, Merge, Snapshotted, Tested, Train
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import CAFFE_LOG
 from speedo.system.bounds import Option
-from speedo.system.files import check_path
 from speedo.system.foreign_text import clean_text
 from speedo.system.line_file import LineFile
 from speedo.watch.export.base import Export, ExportedRun, Told

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from caffenets.files import open_to_read
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import (
     EventReader,
@@ -24,7 +25,6 @@ from speedo.run_dir.events import (
     WorkerLeft,
 )
 from speedo.run_dir.read_back import MOST_LINE_BYTES
-from speedo.system.files import open_to_read
 from speedo.system.json_lines import values_of
 from speedo.watch.live.curves import MeanCurve, RateCurve
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from caffenets.files import written_whole
 from speedo.errors import DataError
-from speedo.system.files import written_whole
 from speedo.watch.report.figures import Figures
 from speedo.watch.report.page import Heading, page
 from speedo.watch.report.picture import draw, why_none

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import yaml
 
+from caffenets.files import read_bytes
 from speedo.errors import hide_secrets
 from speedo.run_dir.directory import CONFIG, RESULT
 from speedo.run_dir.events import (
@@ -34,7 +35,6 @@ from speedo.run_dir.events import (
 )
 from speedo.run_dir.read_back import read_result, text_of
 from speedo.sgd_modes.conditions import score_in
-from speedo.system.files import read_bytes
 from speedo.system.foreign_text import MOST_NAME, clean_text
 
 MOST_CONFIG_BYTES: Final = 1 << 20

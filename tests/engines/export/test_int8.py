@@ -11,12 +11,12 @@ import onnx
 import pytest
 from google.protobuf import text_format
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
+from caffenets.weight_files.caffemodel import Model
 from speedo.engines.export.int8_model import quantising
 from speedo.engines.export.int8_split import INTEGER, Split, output_of, split
 from speedo.engines.onnx_session import opened
 from speedo.engines.solver.state import filter_net
-from speedo.engines.weight_files.caffemodel import Model
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import Tried, on_pycaffe, on_torch, parsed
 from tests.support.random_nets import random_net

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.export.differences import difference
 from speedo.engines.export.layer_export import exporters
 from speedo.errors import EngineError, SolverError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.export.deploy import Deploy, batch_axes, deploy_of, is_whole, with_batch
 from speedo.engines.export.differences import difference
 from speedo.engines.solver.state import filter_net

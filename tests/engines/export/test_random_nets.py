@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from google.protobuf import text_format
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.export.deploy import batch_axes, deploy_of
 from speedo.engines.export.differences import difference
 from speedo.engines.export.layered import FixedBatchError

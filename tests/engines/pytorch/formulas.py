@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf import text_format
 from numpy.typing import NDArray
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 
 
 def layer_of(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.errors import EngineError
 from tests.support.detection import SIDE, make_databases
 

@@ -375,7 +375,7 @@ def test_a_leveldb_is_read_from_its_conversion(
 
 
 def test_a_layer_of_speedos_own_schema_is_read_alike(database: Path, tmp_path: Path) -> None:
-    from speedo.engines.caffe_schema.caffe_pb2 import LayerParameter
+    from caffenets.caffe_schema.caffe_pb2 import LayerParameter
     from speedo.engines.pytorch.data import SOURCES
     from speedo.engines.pytorch.layer import LayerContext
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from google.protobuf import text_format
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.solver.dialect import caffes_text
 from speedo.engines.solver.forks import about_field, changes_the_net, in_bvlcs_words
 from speedo.engines.solver.proto import read_text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.engines.caffe_schema import caffe_pb2
+from caffenets.caffe_schema import caffe_pb2
 from speedo.errors import ConfigError, EngineError
 from speedo.run.config.run_config import make_config
 

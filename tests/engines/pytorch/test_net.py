@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.caffe_schema import caffe_pb2
 from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import EngineError, SolverError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from speedo.engines.caffe_schema import caffe_pb2
-from speedo.engines.caffe_schema.caffe_pb2 import NetParameter
+from caffenets.caffe_schema import caffe_pb2
+from caffenets.caffe_schema.caffe_pb2 import NetParameter
 from speedo.engines.solver import read_solver
 from speedo.engines.solver.proto import caffe_proto, read_text
 from speedo.errors import SolverError

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.caffe_schema import caffe_pb2 as ours
+from caffenets.weight_files import caffemodel
+from caffenets.weight_files.caffemodel import matched, read_model, write_model
+from caffenets.weight_files.stored import Stored
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.caffe_schema import caffe_pb2 as ours
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
-from speedo.engines.weight_files import caffemodel
-from speedo.engines.weight_files.caffemodel import matched, read_model, write_model
-from speedo.engines.weight_files.stored import Stored
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.vector import Blob, Layout

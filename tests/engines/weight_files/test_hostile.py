@@ -29,7 +29,7 @@ import json, os, resource, sys
 from pathlib import Path
 import h5py, numpy
 from speedo.engines.export.weights_back import read_initializers
-from speedo.engines.weight_files.caffemodel import matched, read_model
+from caffenets.weight_files.caffemodel import matched, read_model
 from speedo.engines.weights_check import check_weights
 from speedo.errors import SpeedoError
 from speedo.exchange.vector import Blob, Layout

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
+from caffenets.caffe_schema.caffe_pb2 import AnnotatedDatum
 from speedo.engines.box_labels import ROW, TOP
-from speedo.engines.caffe_schema.caffe_pb2 import AnnotatedDatum
 from speedo.engines.pytorch.data.augmentation import Augmentation, Boxes
 from speedo.engines.pytorch.data.datums import Data
 from speedo.engines.pytorch.data.prefetch import Batch

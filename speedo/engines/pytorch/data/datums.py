@@ -9,8 +9,8 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from caffenets.caffe_schema.caffe_pb2 import Datum
 from speedo.data.pixels import Colors, UnreadablePictureError, decoded
-from speedo.engines.caffe_schema.caffe_pb2 import Datum
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Pixels, Size, Transform

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from caffenets.files import read_names
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.layer import Shape
 from speedo.errors import EngineError
-from speedo.system.files import read_names
 
 Floats = npt.NDArray[np.float32]
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from caffenets.files import read_bytes
 from speedo.data.pixels import Bytes, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
@@ -15,7 +16,6 @@ from speedo.engines.pytorch.data.transform import Size, Transform
 from speedo.engines.pytorch.layer import Shape
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import EngineError
-from speedo.system.files import read_bytes
 
 _LABEL: Final = re.compile(r"\s*([+-]?\d+)")
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from speedo.engines.caffe_schema.caffe_pb2 import BlobProto
+from caffenets.caffe_schema.caffe_pb2 import BlobProto
 from speedo.errors import EngineError
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from speedo.engines.weight_files.archives import entries
-from speedo.engines.weight_files.stored import (
+from caffenets.weight_files.archives import entries
+from caffenets.weight_files.stored import (
     BFLOAT16,
     FLOAT32,
     FLOAT64,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from speedo.engines.weight_files import hdf5, wire
-from speedo.engines.weight_files.stored import Stored, StoredState, Table, reading, size_of
+from caffenets.weight_files import hdf5, wire
+from caffenets.weight_files.stored import Stored, StoredState, Table, reading, size_of
 
 
 def read_state(path: Path) -> StoredState:

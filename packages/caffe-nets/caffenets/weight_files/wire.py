@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from speedo.engines.weight_files.stored import (
+from caffenets.weight_files.stored import (
     FLOAT32,
     FLOAT64,
     MOST_AXES,

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from speedo.engines.weight_files import wire
-from speedo.engines.weight_files.stored import (
+from caffenets.weight_files import wire
+from caffenets.weight_files.stored import (
     FLOAT32,
     FLOAT64,
     MOST_AXES,

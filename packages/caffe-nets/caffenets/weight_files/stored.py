@@ -15,8 +15,8 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from speedo.errors import EngineError, SpeedoError
-from speedo.system.files import open_to_read
+from caffenets.errors import EngineError, NetError
+from caffenets.files import open_to_read
 
 Values = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -166,7 +166,7 @@ def reading(path: Path, kind: str = "") -> Iterator[BufferedReader]:
         raise EngineError(
             f"{path} cannot be read ({error.strerror or error}): correct the path or its permissions"
         ) from error
-    except SpeedoError:
+    except NetError:
         raise
     except Exception as error:  # of any class: NumPy, h5py and zipfile raise what comes
         if not kind:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from speedo.engines.weight_files.stored import (
+from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, hard_child
+from caffenets.weight_files.stored import (
     DamagedError,
     Piece,
     Stored,
@@ -25,7 +26,6 @@ from speedo.engines.weight_files.stored import (
     size_of,
     stored,
 )
-from speedo.system.hdf5_storage import OWN_COPY, ForeignStorageError, hard_child
 
 SIGNATURE: Final = b"\x89HDF"
 _MOST_BLOBS: Final = 1000  # of a layer; an LSTM has three

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedo.engines.weight_files.state_dict import read_state_dict
+from caffenets.weight_files.state_dict import read_state_dict
 
 
 @pytest.mark.torch

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from speedo.engines.weight_files.stored import (
+from caffenets.weight_files.stored import (
     DamagedError,
     Piece,
     Stored,

@@ -13,9 +13,10 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from speedo.engines.caffe_schema import caffe_pb2
-from speedo.engines.weight_files import hdf5, wire
-from speedo.engines.weight_files.stored import (
+from caffenets.caffe_schema import caffe_pb2
+from caffenets.errors import EngineError
+from caffenets.weight_files import hdf5, wire
+from caffenets.weight_files.stored import (
     FLOAT32,
     DamagedError,
     Shape,
@@ -26,7 +27,6 @@ from speedo.engines.weight_files.stored import (
     shape_text,
     size_of,
 )
-from speedo.errors import EngineError
 
 LIMIT: Final = 2**31 - 1  # bytes of a protobuf message
 _LAYERS, _LAYER, _BLOBS, _DATA, _SHAPE = 2, 100, 7, 5, 7  # numbers of fields
