@@ -22,9 +22,10 @@ import numpy as np
 from bench.support import table
 from bench.support.arguments import parser_for, rounds
 from bench.support.machine import heading
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import read_solver, solver_for_server
-from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.engines.solver_update import SolverUpdate, multipliers
 from speedo.engines.update_rules import RULES, SolverFields
 from tests.support.bundled_nets import SHAPES, Bench
@@ -44,7 +45,7 @@ def seconds(call: Callable[[], object]) -> float:
 def measure(net: Bench, kind: str, clip: bool, asked_rounds: int) -> tuple[float, list[str]]:
     """The vector's MB, and a row of the table."""
     spec = read_solver(net.solver(1))
-    parameter = parse_text(solver_for_server(spec), caffe_proto().SolverParameter())
+    parameter = parse_text(solver_for_server(spec), caffe_schema().SolverParameter())
     parameter.type = kind
     parameter.momentum = 0.0 if kind in WITHOUT_MOMENTUM else 0.9
     parameter.clip_gradients = 1.0 if clip else -1.0

@@ -1,0 +1,5 @@
+"""The compute engines."""
+
+from speedo.engines import schema
+
+schema.decide()

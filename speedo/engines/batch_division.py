@@ -15,10 +15,10 @@ from typing import Any, Final, Literal
 import numpy as np
 from google.protobuf import text_format
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.base import ModelEngine, RateSchedule
 from speedo.engines.box_labels import ROW, TOP, boxes_of
 from speedo.engines.make import EngineChoice, make_engine
-from speedo.engines.schema import caffe_schema
 from speedo.exchange.vector import Layout, Vector
 
 Division = Literal["mean", "sum", "none"]

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from google.protobuf import text_format
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.batch_division import Division, try_division
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import label_uses
@@ -28,7 +29,6 @@ from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_proces
 from speedo.engines.native_failures import describe_death, describe_exception, is_about_image
 from speedo.engines.record_check import first_problem, is_known, remember, until
 from speedo.engines.record_rules import RecordRule, record_rules
-from speedo.engines.schema import caffe_schema
 from speedo.engines.step_memory import StepMemory
 from speedo.engines.weights_check import check_start
 from speedo.errors import EngineError, SolverError, SpeedoError

@@ -9,8 +9,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.label_rules import Classes, LabelUse, Values, checked_for_nan
-from speedo.engines.schema import caffe_schema
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""

@@ -1,4 +1,4 @@
-"""Chooses the protobuf schema by which Caffe's files are read: that of pycaffe, or SpeeDO's own.
+"""What SpeeDO decides for `caffenets`: files are read by the protobuf schema of pycaffe, or by the package's own.
 
 A pycaffe of the user's own may define more layers, so its schema comes first. Both have the same text and binary form.
 """
@@ -8,22 +8,27 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from caffenets.caffe_schema import caffe_pb2
+from caffenets import host_program
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import EngineError
+from speedo.system.remedies import in_checkout
 
 _OWN_ONLY = False
 
 
 def use_own_schema(only: bool = True) -> None:
-    """Use SpeeDO's own schema in this process, and never import pycaffe for it; call it before anything is read."""
+    """Never import pycaffe in this process to read a file; call it before anything is read."""
     global _OWN_ONLY
     _OWN_ONLY = only
 
 
-def caffe_schema() -> Any:
-    """The generated module `caffe_pb2`: pycaffe's where pycaffe can be imported, else SpeeDO's own."""
-    return caffe_pb2 if _OWN_ONLY else _pycaffe_first()
+def decide() -> None:
+    """See `caffenets.host_program.decide`."""
+    host_program.decide(_schema, _remedy)
+
+
+def _schema() -> Any:
+    return host_program.own_schema() if _OWN_ONLY else _pycaffe_first()
 
 
 @cache
@@ -31,4 +36,14 @@ def _pycaffe_first() -> Any:
     try:
         return load_caffe().proto.caffe_pb2
     except EngineError:
-        return caffe_pb2
+        return host_program.own_schema()
+
+
+def _remedy(is_computed: bool) -> str:
+    own = "use --engine torch, which has it" if is_computed else "take it out"
+    how = (
+        "make setup SPEEDO_CAFFE_PYTHONPATH=DIR"
+        if in_checkout()
+        else "its folder python on PYTHONPATH"
+    )
+    return f"{own}, or train with --engine caffe and that Caffe ({how})"

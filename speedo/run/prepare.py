@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.data.remote.run_copy import check_writable
 from speedo.data.roots import cache_root, default_data_root
 from speedo.engines.make import prepare_to_read
@@ -35,7 +37,6 @@ from speedo.engines.solver.division import (
     order_of_records,
     state_between_batches,
 )
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.weights_check import check_weights
 from speedo.errors import ConfigError, SolverError, StoreError
 from speedo.exchange.codecs import Compression
@@ -383,7 +384,7 @@ def with_division(prepared: PreparedRun, facts: CaffeFacts, note: Note) -> Prepa
     asked for and cannot be.
     """
     config, spec = prepared.config, prepared.spec
-    solver = parse_text(spec.text, caffe_proto().SolverParameter())
+    solver = parse_text(spec.text, caffe_schema().SolverParameter())
     net = solver.train_net_param
     sequence = order_of_records(net)
     if config.splits_batch and config.workers > 1:

@@ -12,11 +12,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.base import ModelEngine
 from speedo.engines.chance import loss_of_guessing
 from speedo.engines.make import make_engine, prepare_process
 from speedo.engines.solver import solver_for_server
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_update import Recipe, SolverHistory, SolverUpdate, multipliers
 from speedo.engines.update_rules import SolverFields
 from speedo.errors import CheckpointError, PayloadError
@@ -187,7 +188,7 @@ class CaffeModel(TrainedModel):
 
     @cached_property
     def _recipe(self) -> Recipe:
-        parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())
+        parameter = parse_text(self._spec.text, caffe_schema().SolverParameter())
         layout = self._engine.layout
         own = multipliers(parameter.train_net_param, layout)
         return Recipe(SolverFields.from_solver(parameter), layout, own, self._spec.lr_policy)
@@ -210,7 +211,7 @@ class CaffeModel(TrainedModel):
         return self._recipe.write_history(SolverHistory(flat, updates))
 
     def chance(self) -> float | None:
-        parameter = parse_text(self._spec.text, caffe_proto().SolverParameter())
+        parameter = parse_text(self._spec.text, caffe_schema().SolverParameter())
         return loss_of_guessing(parameter.train_net_param, self._engine.shapes())
 
     def snapshots(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.label_rules import Classes, LabelUse, checked_for_nan, label_uses
 from speedo.engines.make import EngineChoice, make_engine
-from speedo.engines.schema import caffe_schema
 from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.errors import EngineError
 

@@ -165,7 +165,8 @@ from speedo.engines.solver import Draws, read_solver, solver_for_server, solver_
 from speedo.engines.solver.bundled import bundled_names, bundled_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.engines.solver.holding import holding_of
-from speedo.engines.solver.proto import caffe_proto, parse_text
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.solver.scored_nets import read_tests
 from speedo.engines.solver.source_checks import source_problems, transform_problems
@@ -176,14 +177,15 @@ for name in bundled_names():
     spec = read_solver(bundled_solver(name))
     answer[name] = [spec.batch_size, spec.max_iter, len(spec.layer_names())]
 # Their records are not here, so only sizes are: what a crop says.
-made_up = parse_text(with_made_up_records(read_solver(bundled_solver("alexnet"))).text, caffe_proto().SolverParameter())
+made_up = with_made_up_records(read_solver(bundled_solver("alexnet")))
+made_up = parse_text(made_up.text, caffe_schema().SolverParameter())
 answer["made up"] = made_up.train_net_param.layer[0].type
 
 spec = read_solver(home / "solver.prototxt")
 for make in (solver_for_server, solver_for_tester, solver_for_scoring):
-    parse_text(make(spec), caffe_proto().SolverParameter())
+    parse_text(make(spec), caffe_schema().SolverParameter())
 text = solver_for_worker(spec, rank=0, count=1, batch_size=4, draws=Draws.DOUBTFUL)
-net = parse_text(text, caffe_proto().SolverParameter()).train_net_param
+net = parse_text(text, caffe_schema().SolverParameter()).train_net_param
 answer["problems"] = [
     problem
     for layer in net.layer
@@ -243,9 +245,9 @@ def test_without_pycaffe_solvers_records_and_weights_are_read(tmp_path: Path) ->
 @pytest.mark.processes
 def test_a_process_with_our_schema_alone_never_imports_pycaffe() -> None:
     script = (
-        "import sys; from speedo.engines import schema; schema.use_own_schema(); "
+        "import sys; from caffenets import host_program; from speedo.engines import schema; schema.use_own_schema(); "
         "from speedo.engines.solver import read_solver; from speedo.engines.solver.bundled import bundled_solver; "
-        "read_solver(bundled_solver()); print(schema.caffe_schema().__name__, 'caffe' in sys.modules)"
+        "read_solver(bundled_solver()); print(host_program.caffe_schema().__name__, 'caffe' in sys.modules)"
     )
     child = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True,

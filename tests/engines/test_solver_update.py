@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.solver import LrPolicy, read_solver
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import BLOCK, Multipliers, SolverUpdate, multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
@@ -140,7 +141,7 @@ def test_a_solverstate_is_written_as_caffe_writes_it(home: Path, kind: str) -> N
     ours = write_solverstate(
         engine.layout, *read_solverstate(engine.layout, RULES[kind].vectors, content)
     )
-    states = [caffe_proto().SolverState.FromString(one) for one in (content, ours)]
+    states = [caffe_schema().SolverState.FromString(one) for one in (content, ours)]
     states[0].ClearField("learned_net")
     assert states[0] == states[1]
     assert len(states[1].history) == len(engine.layout.blobs) * RULES[kind].vectors
@@ -150,7 +151,7 @@ def test_a_solverstate_is_written_as_caffe_writes_it(home: Path, kind: str) -> N
 def test_multipliers_stand_in_the_order_of_the_layout(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text(NET)))
     found = multipliers(
-        parse_text(spec.text, caffe_proto().SolverParameter()).train_net_param,
+        parse_text(spec.text, caffe_schema().SolverParameter()).train_net_param,
         worker(spec).layout,
     )
     pairs = [(own.lr, own.decay) for own in found]
@@ -164,7 +165,7 @@ def test_a_shared_blob_has_what_its_owner_or_else_another_layer_says(home: Path)
     net = net.replace(first, 'param { name: "w" decay_mult: 4 } param { name: "b" lr_mult: 5 }', 1)
     fields = {"test_iter": None, "test_interval": None}
     spec = read_solver(write_solver(home, net_text(net), **fields))
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     layout = worker(spec).layout
     found = multipliers(parameter.train_net_param, layout)
     assert [(own.lr, own.decay) for own in found] == [(3, 4), (5, 1), (1, 1), (2, 0)]
@@ -175,7 +176,7 @@ def test_a_shared_blob_has_what_its_owner_or_else_another_layer_says(home: Path)
 @pytest.mark.caffe
 def test_multipliers_of_another_net_are_refused(home: Path) -> None:
     spec = read_solver(write_solver(home, net_text(NET)))
-    net = parse_text(spec.text, caffe_proto().SolverParameter()).train_net_param
+    net = parse_text(spec.text, caffe_schema().SolverParameter()).train_net_param
     with pytest.raises(EngineError, match="no layer for the blob 'four/0'"):
         multipliers(net, Layout((Blob("one/0", (3,)), Blob("four/0", (3,)))))
 
@@ -185,7 +186,7 @@ def test_layers_of_one_name_are_told_apart_by_their_order() -> None:
     text = """
       layer { name: "a" param { lr_mult: 2 } } layer { name: "a" param { lr_mult: 3 } }
     """
-    net = parse_text(text, caffe_proto().NetParameter())
+    net = parse_text(text, caffe_schema().NetParameter())
     layout = Layout((Blob("a/0", (1,)), Blob("a/1", (1,)), Blob("a/0", (1,))))
     assert multipliers(net, layout) == (Multipliers(2), Multipliers(), Multipliers(3))
 

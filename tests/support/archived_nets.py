@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
+from caffenets.prototxt.upgrade import upgrade_net
 from speedo.engines.caffe_import import load_caffe, prepare_environment
-from speedo.engines.solver.upgrade import upgrade_net
 
 CACHE = Path(os.environ.get("SPEEDO_CACHE") or Path.home() / ".cache" / "speedo")
 # Sizes of a record that the prototxt does not say.

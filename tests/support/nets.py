@@ -8,9 +8,9 @@ from typing import Any
 import lmdb
 import numpy as np
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.parameters import Parameters
-from speedo.engines.schema import caffe_schema
 from speedo.exchange.vector import Vector
 
 DATA = """

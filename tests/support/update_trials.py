@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import SolverSpec, read_solver
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver_history import solverstate_in
 from speedo.engines.solver_update import SolverUpdate, multipliers
 from speedo.engines.solverstate import read_solverstate
@@ -80,7 +81,7 @@ TRIALS = [
 
 def rule_of(spec: SolverSpec, layout: Layout, place: slice | None = None) -> SolverUpdate:
     """As a server would make it: from the solver's text and the layout."""
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     return SolverUpdate(
         SolverFields.from_solver(parameter),
         layout,

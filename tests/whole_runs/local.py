@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.base import ModelEngine
 from speedo.engines.make import make_engine, prepare_to_read
-from speedo.engines.schema import caffe_schema
 from speedo.engines.solver import SolverOverrides, read_solver, solver_for_tester, solver_for_worker
 from speedo.engines.solver.data_layers import count_records
 from speedo.exchange.ranges import ranges_of

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.make import prepare_to_read
 from speedo.engines.solver import SolverOverrides, read_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.engines.solver.division import obstacle_to_parts
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.run.config.run_config import make_config
 from speedo.run.prepare import PreparedRun, check_nets, run_settings, with_division
 from speedo.storage.memory_store import MemoryStore
@@ -114,7 +115,7 @@ def test_two_workers_make_the_step_of_one_or_say_that_they_do_not(
 
 @pytest.mark.usefixtures("own_schema")
 def test_the_regions_of_faster_rcnn_are_drawn_from_whole_batches() -> None:
-    net = parse_text(faster_rcnn_net(), caffe_proto().NetParameter())
+    net = parse_text(faster_rcnn_net(), caffe_schema().NetParameter())
     assert obstacle_to_parts(net) == (
         "layer 'rpn-data' (Python) draws what is trained from its batch"
     )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from speedo.engines.solver.proto import caffe_proto, parse_text
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.run.config.run_config import make_config
 from speedo.run.headline import headline
 from speedo.run.prepare import prepare
@@ -24,7 +25,7 @@ def test_every_iteration_has_the_scaled_rate_and_the_first_line_says_so(tmp_path
     found = prepare(make_config(options), print)
     rates = [found.spec.lr_policy.rate(iteration) for iteration in (0, 9, 10, 20)]
     assert rates == pytest.approx([0.2, 0.2, 0.02, 0.002])
-    written = parse_text(found.spec.text, caffe_proto().SolverParameter())
+    written = parse_text(found.spec.text, caffe_schema().SolverParameter())
     assert written.base_lr == pytest.approx(0.2)
     told = "learning rate 0.2 (step, 4 times the solver's: --lr scale=linear:4 with 4 workers)"
     assert told in headline(found)[0]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.chance import loss_of_guessing
-from speedo.engines.schema import caffe_schema
 from speedo.storage.memory_store import MemoryStore
 from tests.support.nets import LENET, net_text, write_data, write_solver
 from tests.whole_runs.local import train_here

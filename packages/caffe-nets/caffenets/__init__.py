@@ -1,22 +1,24 @@
 """Nets and trained weights of Caffe, without Caffe.
 
-`read_weights(path)` gives the arrays of a file by name, each read when it is asked for.
+`read_weights(path)` gives the arrays of a file by name, each read when it is asked for. `read_net(path)` gives the
+NetParameter of a prototxt, in today's format.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from caffenets.nets import read_net
     from caffenets.weights import read_weights
 
-__all__ = ["read_weights"]
+__all__ = ["read_net", "read_weights"]
+_PLACES: Final = {"read_net": "caffenets.nets", "read_weights": "caffenets.weights"}
 
 
 def __getattr__(name: str) -> Any:
-    """What `__all__` names, imported when it is first asked for: the rest needs no NumPy."""
-    if name not in __all__:
+    """What `__all__` names, imported when it is first asked for: the rest needs neither NumPy nor protobuf."""
+    if name not in _PLACES:
         raise AttributeError(f"module 'caffenets' has no attribute {name!r}")
-    from caffenets import weights
-
-    return getattr(weights, name)
+    return getattr(import_module(_PLACES[name]), name)

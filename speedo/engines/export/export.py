@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from caffenets.files import written_whole
+from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import Model, read_model
 from speedo.engines.export.deploy import Deploy, batch_axes, with_batch
 from speedo.engines.export.differences import difference
@@ -28,7 +29,6 @@ from speedo.engines.export.steps import Dims, Shape, dims_of
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays, Computed, Trials
 from speedo.engines.make import EngineChoice
-from speedo.engines.solver.proto import to_text
 from speedo.errors import ConfigError, EngineError, SolverError, SpeedoError
 from speedo.system.remedies import lacking
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.export.deploy import Deploy, deploy_of, is_whole
 from speedo.engines.export.inputs import InputShapes
 from speedo.engines.export.steps import Shape
@@ -16,7 +18,6 @@ from speedo.engines.export.trial import Arrays, Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.solver.data_layers import data_layers
 from speedo.engines.solver.net_checks import problems_of_deploy
-from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.engines.solver.reading import is_net, read_solver
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.solver.scored_nets import read_net
@@ -81,7 +82,7 @@ def read_records(
     names: Sequence[str] = (),
 ) -> Arrays:
     """Batches of the data layers of this net of `spec`; see `Trials.records`. Raises `SolverError`, `EngineError`."""
-    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter: Any = parse_text(spec.text, caffe_schema().SolverParameter())
     del parameter.test_net_param[1:]
     reader = parameter.test_net_param[0]
     reader.CopyFrom(net)
@@ -110,7 +111,7 @@ def read_source(
         return Source(net, spec.net_files[-1], replace(spec, engine=choice.engine))
     overrides = SolverOverrides(cpu=True, engine=choice.engine, ignore_unknown=ignore_unknown)
     spec = read_solver(path, overrides=overrides, data_root=data_root, trains=False)
-    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter: Any = parse_text(spec.text, caffe_schema().SolverParameter())
     if not parameter.test_net_param:
         parameter.test_net_param.add().CopyFrom(parameter.train_net_param)
     del parameter.test_net_param[1:]
@@ -121,5 +122,5 @@ def read_source(
 
 
 def _test_net(spec: SolverSpec) -> Any:
-    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter: Any = parse_text(spec.text, caffe_schema().SolverParameter())
     return parameter.test_net_param[0]

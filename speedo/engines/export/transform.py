@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from caffenets.files import read_bytes
+from caffenets.host_program import caffe_schema
 from speedo.engines.export.layer_export import LayerExport, Values, exporters
 from speedo.engines.export.steps import Dims, Shape, Step
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
 
 
@@ -40,7 +40,7 @@ class Transform:
         self, name: str, word: str, dims: Dims
     ) -> Iterator[tuple[LayerExport, Mapping[str, Values]]]:
         """The layers that work in place on the input of this name, and their values; `word` begins their names."""
-        layer: Any = caffe_proto().LayerParameter
+        layer: Any = caffe_schema().LayerParameter
         if self.mean is not None:
             param = layer(name=f"{word}_mean", type="Bias", bottom=[name], top=[name])
             param.bias_param.num_axes = self.mean.ndim
@@ -80,7 +80,7 @@ def transforms_of(
 
 
 def _read(path: Path) -> Values:
-    blob = caffe_proto().BlobProto()
+    blob = caffe_schema().BlobProto()
     try:
         blob.ParseFromString(read_bytes(path))
         sizes: Sequence[int] = blob.shape.dim or (blob.num, blob.channels, blob.height, blob.width)

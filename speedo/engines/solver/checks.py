@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.solver.data_layers import batch_of, data_layers
 from speedo.engines.solver.net_checks import net_problems
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.solver_checks import solver_problems
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import SolverError
@@ -19,7 +20,7 @@ def check_solver(spec: SolverSpec, *, workers: int, split: bool) -> None:
     `split` says that the batch is split over the workers. Shapes, layer parameters and Python layers are checked by the
     engine itself, in `speedo.engines.net_trial`.
     """
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     problems = solver_problems(parameter, spec.path, spec.engine)
     problems += net_problems(parameter, spec.search, spec.net_files, spec.engine)
     if split and workers > 1:

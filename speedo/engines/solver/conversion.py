@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.engines.solver.proto import caffe_proto, parse_text
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.solver.spec import SolverSpec
 
 DATABASES: Final = ("Data", "AnnotatedData")  # the layers that read a database
@@ -34,7 +35,7 @@ def read_conversion(layer: Any) -> None:
 
 def convert_databases(spec: SolverSpec, note: Callable[[str], None]) -> None:
     """Convert the LevelDBs that the nets read on this machine, with a note if that takes time."""
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     for net in (parameter.train_net_param, *parameter.test_net_param):
         for layer in filter(reads_leveldb, net.layer):
             found = spec.search.find(layer.data_param.source)

@@ -12,8 +12,9 @@ from typing import Any, Final
 import lmdb
 
 from caffenets.files import open_to_read, read_names
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, set_field
 from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
-from speedo.engines.solver.proto import caffe_proto, parse_text, set_field
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
 from speedo.system.shared_lmdb import SharedLmdb
@@ -92,7 +93,7 @@ def set_net_batch(net: Any, batch_size: int) -> None:
 
 def undivided(spec: SolverSpec) -> tuple[str, ...]:
     """The data layers of the train net of which every worker reads all that a single Caffe would, as words."""
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     return tuple(
         f"layer {layer.name!r} ({layer.type})"
         for layer in data_layers(parameter.train_net_param)
@@ -102,7 +103,7 @@ def undivided(spec: SolverSpec) -> tuple[str, ...]:
 
 def obstacle_to_placing(spec: SolverSpec) -> str:
     """The first layer of the train net whose records cannot be read by their numbers, as a clause; empty if none is."""
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     net = parameter.train_net_param
     for layer in data_layers(net):
         name = f"layer {layer.name!r} ({layer.type})"
@@ -124,7 +125,7 @@ def source_of(layer: Any) -> str:
 
 def files_named(spec: SolverSpec) -> tuple[str, ...]:
     """Databases, lists and mean files that the nets name, as they are written, each once."""
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     found: dict[str, None] = {}
     for net in (parameter.train_net_param, *parameter.test_net_param):
         for layer in net.layer:
@@ -140,7 +141,7 @@ def count_records(spec: SolverSpec) -> int | None:
 
     None where the records would have to be read to count them, or one of these cannot be read.
     """
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     for layer in parameter.train_net_param.layer:
         if layer.type in DATABASES:
             found = spec.search.find(layer.data_param.source)

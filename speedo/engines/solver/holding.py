@@ -11,9 +11,10 @@ import lmdb
 import xxhash
 
 from caffenets.files import read_bytes
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.data_layers import SOURCES, count_records, data_layers
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
 from speedo.system.shared_lmdb import SharedLmdb
@@ -41,7 +42,7 @@ class Holding:
 def holding_of(spec: SolverSpec, machine: str = "") -> Holding:
     """What the train net reads on this node; a source that cannot be read has no records and no digest."""
     digest = xxhash.xxh3_128()
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     for layer in data_layers(parameter.train_net_param):
         try:
             for part in _marks(layer, spec):

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from caffenets.prototxt.forks import about_layer
+from caffenets.prototxt.text import did_you_mean
 from speedo.engines.layer_types import layer_types, line_of_layer, refusals
 from speedo.engines.pytorch.refused import type_here
 from speedo.engines.solver.data_layers import (
@@ -19,9 +21,7 @@ from speedo.engines.solver.data_layers import (
     data_layers,
     is_data_layer,
 )
-from speedo.engines.solver.forks import about_layer
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import did_you_mean
 from speedo.engines.solver.source_checks import file_problem, source_problems, transform_problems
 from speedo.system.bounds import LARGEST_INT32, EngineName
 
@@ -44,7 +44,7 @@ def net_problems(
         found += _refused(net, file, engine)
         found += [f"{file}: {text}" for text in _layers(net, search, engine)]
         # A layer of another Caffe may bring the records, or be the loss.
-        if all(layer.type in known or not about_layer(layer.type) for layer in net.layer):
+        if all(layer.type in known or not about_layer(layer.type, ()) for layer in net.layer):
             found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)
@@ -76,7 +76,7 @@ def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
     for layer in net.layer:
         name = f"layer {layer.name!r}"
         if layer.type not in known:
-            other = about_layer(layer.type)
+            other = about_layer(layer.type, layer_types("torch"))
             suggestion = f": {other}" if other else did_you_mean(layer.type, known)
             yield f"{name} has the unknown type {layer.type!r}{suggestion or ', none of BVLC Caffe: correct it'}"
         for bottom in layer.bottom:

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.host_program import caffe_schema
+from caffenets.nets import read_net
+from caffenets.prototxt.dialect import caffes_text, top_fields
+from caffenets.prototxt.text import read_text, to_text
+from caffenets.prototxt.upgrade import upgrade_net
 from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
-from speedo.engines.solver.dialect import caffes_text, top_fields
 from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver.net_checks import net_problems
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import caffe_proto, read_text, to_text
 from speedo.engines.solver.solver_checks import SOLVER_TYPES, solver_problems
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec, apply_overrides
 from speedo.engines.solver.state import filter_net
-from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 
 _NET_FIELDS = (
@@ -54,7 +56,7 @@ def read_solver(
             f"{path}: is the prototxt of a net: give the solver.prototxt that names it as its net"
         )
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
-    parameter = caffe_proto().SolverParameter()
+    parameter = caffe_schema().SolverParameter()
     overrides = overrides or SolverOverrides()
     left_out: list[str] | None = [] if overrides.ignore_unknown else None
     read_text(path, parameter, left_out)
@@ -105,7 +107,7 @@ class _NetReader:
 
     def inline(self) -> Any:
         """A copy of the solver with `train_net_param` and one `test_net_param` for each test."""
-        parameter, proto = self._parameter, caffe_proto()
+        parameter, proto = self._parameter, caffe_schema()
         generic = self._generic()
         inlined = type(parameter)()
         inlined.CopyFrom(parameter)
@@ -158,13 +160,11 @@ class _NetReader:
         if found is None or found.is_dir():
             self._add(SolverError(f"{self._path}: names the net {self._search.missing(name)}"))
             return None
-        net = caffe_proto().NetParameter()
         try:
-            read_text(found, net, self._left_out)
+            return read_net(found, self._left_out), str(found)
         except SolverError as error:
             self._add(error)
             return None
-        return self._upgraded(net, str(found))
 
     def _upgraded(self, net: Any, origin: str) -> tuple[Any, str] | None:
         try:

@@ -11,13 +11,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, set_field, to_text
 from speedo.engines.solver.conversion import read_conversion
 from speedo.engines.solver.data_layers import SOURCES, data_layers, set_net_batch
 from speedo.engines.solver.division import scale_losses
 from speedo.engines.solver.fillers import Draws, keep_fillers
 from speedo.engines.solver.hdf5_shares import write_shares
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import caffe_proto, parse_text, set_field, to_text
 from speedo.engines.solver.source_checks import image_name, read_hdf5_list, read_list
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import SolverError
@@ -78,7 +79,7 @@ def solver_for_tester(
     """
     parameter = _train_only(spec, seed)
     _read_little(parameter.train_net_param)
-    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    whole = parse_text(spec.text, caffe_schema().SolverParameter())
     parameter.test_net_param.extend(whole.test_net_param)
     for net in (parameter.train_net_param, *parameter.test_net_param):
         keep_fillers(net, draws)
@@ -96,7 +97,7 @@ def solver_for_scoring(spec: SolverSpec, *, scratch: Path | None = None) -> str:
     parameter = _train_only(spec, max(spec.random_seed, 0))
     parameter.ClearField("train_net_param")
     parameter.ClearField("weights")
-    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    whole = parse_text(spec.text, caffe_schema().SolverParameter())
     parameter.test_net_param.extend(whole.test_net_param)
     for net in parameter.test_net_param:
         keep_fillers(net, Draws.NONE)
@@ -109,7 +110,7 @@ def solver_for_records(spec: SolverSpec, *, batch_size: int, scratch: Path | Non
     """Train and test nets that read all records, whatever the shards: to check them."""
     parameter = _train_only(spec, None)
     set_net_batch(parameter.train_net_param, batch_size)
-    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    whole = parse_text(spec.text, caffe_schema().SolverParameter())
     parameter.test_net_param.extend(whole.test_net_param)
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1, "all"))
     return to_text(parameter)
@@ -122,7 +123,7 @@ def _read_little(net: Any) -> None:
 
 
 def _train_only(spec: SolverSpec, seed: int | None) -> Any:
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     for field in ("test_net_param", "test_iter", "test_interval", "stepvalue"):
         parameter.ClearField(field)
     parameter.lr_policy = "fixed"

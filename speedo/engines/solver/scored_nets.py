@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets import nets
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
 from speedo.engines.solver.net_checks import problems_of_tests
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import caffe_proto, parse_text, read_text, to_text
 from speedo.engines.solver.reading import is_net, read_solver, spec_of
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec
 from speedo.engines.solver.state import filter_net
-from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 from speedo.system.bounds import EngineName
 
@@ -47,7 +48,7 @@ def read_tests(
             )
         if iterations is None and not spec.has_test:
             raise SolverError(f"{path}: test_iter is 0: use 1 or more, or give --iterations")
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     tests = list(parameter.test_net_param)
     parameter.train_net_param.CopyFrom(tests[0])
     if iterations is not None:
@@ -75,14 +76,14 @@ def read_training(tests: SolverSpec) -> SolverSpec:
     else:
         overrides = SolverOverrides(cpu=True, engine=tests.engine, ignore_unknown=unknown)
         spec = read_solver(path, overrides=overrides, data_root=tests.data_root, trains=False)
-    parameter: Any = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter: Any = parse_text(spec.text, caffe_schema().SolverParameter())
     net, readers = parameter.train_net_param, data_layers(parameter.train_net_param)
     if not readers:
         raise SolverError(
             f"{path}: has no data layer for training, whose records give int8 its ranges: name a solver, or add one "
             "with include { phase: TRAIN }"
         )
-    tested: Any = parse_text(tests.text, caffe_proto().SolverParameter())
+    tested: Any = parse_text(tests.text, caffe_schema().SolverParameter())
     del net.layer[:]
     net.layer.extend(readers)
     if batch := net_batch(tested.test_net_param[0]):
@@ -95,7 +96,7 @@ def read_training(tests: SolverSpec) -> SolverSpec:
 
 def check_tests(spec: SolverSpec) -> None:
     """Raise one `SolverError` with every problem of the test nets that can be found without building them."""
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     problems = problems_of_tests(parameter, spec.search, spec.net_files[1:], spec.engine)
     if problems:
         raise SolverError(problems)
@@ -110,11 +111,10 @@ def read_net(
 ) -> SolverSpec:
     """The net of this file in this phase, as train net and as test net. Raises `SolverError`."""
     search = SearchPath(path.parent, Path.cwd(), data_root.absolute() if data_root else None)
-    proto: Any = caffe_proto()
-    net, parameter = proto.NetParameter(), proto.SolverParameter()
+    proto: Any = caffe_schema()
+    parameter = proto.SolverParameter()
     left_out: list[str] | None = [] if ignore_unknown else None
-    read_text(path, net, left_out)
-    upgrade_net(net, str(path))
+    net = nets.read_net(path, left_out)
     parameter.test_net_param.add().CopyFrom(filter_net(net, getattr(proto, phase), None, str(path)))
     parameter.train_net_param.CopyFrom(parameter.test_net_param[0])
     parameter.test_iter.append(iterations)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.prototxt.text import did_you_mean
 from speedo.engines.caffe_import import is_cpu_only
 from speedo.engines.solver.lr_policies import REQUIRED, LrPolicy
-from speedo.engines.solver.proto import did_you_mean
 from speedo.system.bounds import LARGEST_SEED, EngineName
 
 # In the order of the old enum `solver_type` (Caffe: util/upgrade_proto.cpp, UpgradeSolverType).

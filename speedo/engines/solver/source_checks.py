@@ -14,10 +14,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from caffenets.files import read_bytes, read_names
+from caffenets.host_program import caffe_schema
 from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
 from speedo.engines.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
 from speedo.system.bounds import LARGEST_INT32
 from speedo.system.shared_lmdb import SharedLmdb
@@ -83,7 +83,7 @@ def _mean_problem(file: Path) -> str | None:
         return "is no file"
     if file.stat().st_size > _MOST_MEAN_BYTES:
         return "is too large for one"
-    blob = caffe_proto().BlobProto()
+    blob = caffe_schema().BlobProto()
     try:
         blob.ParseFromString(file.read_bytes())
     except OSError as error:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, set_field, to_text
 from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.proto import caffe_proto, parse_text, set_field, to_text
 from speedo.system.bounds import EngineName
 
 
@@ -90,7 +91,7 @@ class SolverSpec:
 
     def layer_names(self) -> list[str]:
         """The layers of the train net."""
-        parameter = parse_text(self.text, caffe_proto().SolverParameter())
+        parameter = parse_text(self.text, caffe_schema().SolverParameter())
         return [str(layer.name) for layer in parameter.train_net_param.layer]
 
     def snapshot_name(self, iteration: int) -> str:
@@ -130,7 +131,7 @@ class SolverSpec:
 
     def with_nesterov(self) -> SolverSpec:
         """The same solver with Nesterov's form of its momentum (Caffe: nesterov_solver.cpp); SGD's history fits it."""
-        parameter = parse_text(self.text, caffe_proto().SolverParameter())
+        parameter = parse_text(self.text, caffe_schema().SolverParameter())
         parameter.ClearField("solver_type")
         parameter.type = "Nesterov"
         return replace(self, text=to_text(parameter), type="Nesterov")
@@ -138,7 +139,7 @@ class SolverSpec:
     def with_rates_scaled(self, factor: float) -> SolverSpec:
         """The same solver with `base_lr` this many times as large, and with it the rate of every iteration."""
         scaled = self.lr_policy.from_base(self.lr_policy.base_lr * factor)
-        parameter = parse_text(self.text, caffe_proto().SolverParameter())
+        parameter = parse_text(self.text, caffe_schema().SolverParameter())
         parameter.base_lr = scaled.base_lr
         return replace(self, text=to_text(parameter), lr_policy=scaled)
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.data.roots import default_data_root
 from speedo.engines.child import PROBLEM, Child, started
 from speedo.engines.make import CAFFE, EngineChoice
@@ -28,7 +30,6 @@ from speedo.engines.solver import (
     solver_for_worker,
 )
 from speedo.engines.solver.division import obstacle_to_parts, order_of_records
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.errors import EngineError, SolverError
 from speedo.exchange.codecs import NO_COMPRESSION, Compression
 from speedo.run.chosen_solver import chosen_solver
@@ -118,7 +119,7 @@ def measure_solver(
     check_solver(spec, workers=1, split=False)
     sizes: Sequence[int] = ()
     if any(_splits(mode, split) for mode in modes):
-        net = parse_text(spec.text, caffe_proto().SolverParameter()).train_net_param
+        net = parse_text(spec.text, caffe_schema().SolverParameter()).train_net_param
         if reason := order_of_records(net) or obstacle_to_parts(net):
             raise SolverError(
                 f"{spec.net_files[0]}: {reason}: a run does not split its batch; use --whole-batch"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.solver import SolverSpec
 from speedo.engines.solver.data_layers import SOURCES, batch_of, data_layers, source_of
-from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.errors import SolverError
 
 COLORS: Final = 3
@@ -18,7 +19,7 @@ def with_made_up_records(spec: SolverSpec) -> SolverSpec:
 
     It is known where the prototxt crops them: squares of `crop_size`, in three colors unless it says otherwise.
     """
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     for field in ("test_net_param", "test_iter", "test_interval"):
         parameter.ClearField(field)
     problems = []

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.export.export import as_onnx
 from speedo.engines.export.int8_model import WEIGHTS
 from speedo.engines.export.int8_split import INTEGER, Split, split
@@ -19,7 +21,6 @@ from speedo.engines.export.trial import Arrays, Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.pytorch.refused import ONNX_LAYER
 from speedo.engines.solver import SolverSpec
-from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
 from speedo.errors import ConfigError, SolverError
 from speedo.run.scratch import scratch_folder
 from speedo.study.scoring.models import ScoredModel
@@ -67,8 +68,8 @@ def score_in_int8(
         *filter(None, (lacking(one, "onnx", "--int8") for one in ("onnx", "onnxruntime")))
     ]:
         raise ConfigError(sentences)
-    whole: Any = parse_text(spec.text, caffe_proto().SolverParameter())
-    nets = {kind: parse_text(spec.text, caffe_proto().SolverParameter()) for kind in WEIGHTS}
+    whole: Any = parse_text(spec.text, caffe_schema().SolverParameter())
+    nets = {kind: parse_text(spec.text, caffe_schema().SolverParameter()) for kind in WEIGHTS}
     layers: dict[tuple[str, str], Mapping[str, float | None]] = {}
     in_float: dict[tuple[str, str], None] = {}
     records = 0
@@ -115,7 +116,7 @@ def _quantised(
         model, origin, trials, folder,
     )  # fmt: skip
     training = calibration.training
-    net: Any = parse_text(training.text, caffe_proto().SolverParameter())
+    net: Any = parse_text(training.text, caffe_schema().SolverParameter())
     trained = read_records(
         training, net.test_net_param[0], trials, folder, calibration.batches, parts.inputs
     )

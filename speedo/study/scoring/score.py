@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol, Self
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.child import PROBLEM, Child, started
 from speedo.engines.evaluation import Part, combined
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.solver import SolverSpec
 from speedo.engines.solver.division import state_between_batches
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.weights_check import check_weights
 from speedo.errors import EngineError, SolverError
@@ -71,7 +72,7 @@ def score_models(
     names = [*_layers(spec), *elsewhere]
     for model in models:
         check_weights(model.path, names)
-    solver = parse_text(spec.text, caffe_proto().SolverParameter())
+    solver = parse_text(spec.text, caffe_schema().SolverParameter())
     alone = state_between_batches(solver.test_net_param)
     count = 1 if alone else min(workers, max(spec.test_iter))
     with scratch_folder() as scratch, ExitStack() as stack:
@@ -96,7 +97,7 @@ def score_models(
 
 
 def _layers(spec: SolverSpec) -> list[str]:
-    parameter = parse_text(spec.text, caffe_proto().SolverParameter())
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     return [str(layer.name) for net in parameter.test_net_param for layer in net.layer]
 
 

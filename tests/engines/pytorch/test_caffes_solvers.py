@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.prototxt.upgrade import upgrade_net
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.solver.checks import check_solver
 from speedo.engines.solver.reading import read_solver
 from speedo.engines.solver.rewrite import Draws, solver_for_worker
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec
-from speedo.engines.solver.upgrade import upgrade_net
 from speedo.errors import SolverError
 from tests.data.leveldbs import write_leveldb
 from tests.support.archived_nets import CACHE

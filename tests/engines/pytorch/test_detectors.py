@@ -23,10 +23,11 @@ def write(folder: Path, net: str, max_iter: int, test_interval: int = 100) -> Pa
 
 def engine_of(solver: Path, micro_batch: str = ""):  # type: ignore[no-untyped-def]
     """The engine of this solver with its test nets, made as a run makes it."""
+    from caffenets.host_program import caffe_schema
+    from caffenets.prototxt.text import parse_text, to_text
     from speedo.engines.make import EngineChoice, make_engine, prepare_to_read
     from speedo.engines.solver import read_solver, solver_for_worker
     from speedo.engines.solver.checks import check_solver
-    from speedo.engines.solver.proto import caffe_proto, parse_text, to_text
     from speedo.engines.solver.spec import SolverOverrides
 
     prepare_to_read("torch")
@@ -35,8 +36,8 @@ def engine_of(solver: Path, micro_batch: str = ""):  # type: ignore[no-untyped-d
     text = solver_for_worker(
         spec, rank=0, count=1, batch_size=spec.batch_size, scratch=solver.parent / "scratch"
     )
-    worker = parse_text(text, caffe_proto().SolverParameter())
-    whole = parse_text(spec.text, caffe_proto().SolverParameter())
+    worker = parse_text(text, caffe_schema().SolverParameter())
+    whole = parse_text(spec.text, caffe_schema().SolverParameter())
     for net in whole.test_net_param:
         own = worker.test_net_param.add()
         own.CopyFrom(net)

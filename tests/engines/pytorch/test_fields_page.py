@@ -13,9 +13,9 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
-from speedo.engines.solver.dialect import caffes_text
-from speedo.engines.solver.forks import about_field, changes_the_net, in_bvlcs_words
-from speedo.engines.solver.proto import read_text
+from caffenets.prototxt.dialect import caffes_text
+from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_words
+from caffenets.prototxt.text import read_text
 from speedo.errors import EngineError, SolverError
 from tests.support import field_probes as probes
 from tests.support.field_probes import ACTS, NONE, REFUSED
@@ -151,10 +151,10 @@ def net_outcome(text: str) -> Any:
     """A train net: its loss, gradient, outputs, and what its parameters are called and multiplied by."""
     import torch
 
+    from caffenets.prototxt.upgrade import upgrade_net
     from speedo.engines.pytorch.leaving import backward_of
     from speedo.engines.pytorch.net import Net
     from speedo.engines.solver.state import filter_net
-    from speedo.engines.solver.upgrade import upgrade_net
     from speedo.engines.solver_update import multipliers
 
     net = text_format.Parse(text, caffe_pb2.NetParameter())
@@ -207,7 +207,7 @@ def solver_outcome(text: str) -> Any:
 
 def old_outcomes(message: str, field: Any) -> Iterator[tuple[Any, Any]]:
     """Layers in the old forms, without and with the field: what they are upgraded to."""
-    from speedo.engines.solver.upgrade import _FIRST, upgrade_net
+    from caffenets.prototxt.upgrade import _FIRST, upgrade_net
 
     first = message == "V0LayerParameter"
     for kind in sorted(_FIRST) if first else ["DATA", "CONVOLUTION"]:

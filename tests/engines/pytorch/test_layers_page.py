@@ -21,9 +21,9 @@ def types_of_caffe() -> list[str]:
 
 
 def table() -> str:
+    from caffenets.prototxt.forks import LAYERS as FORKS
     from speedo.engines.layer_types import layer_types
     from speedo.engines.pytorch.refused import NATIVE_PYTHON, ONNX_LAYER, REFUSED
-    from speedo.engines.solver.forks import LAYERS as FORKS
 
     ours = {
         kind: f"py-faster-rcnn's Python layer {'.'.join(name)}"

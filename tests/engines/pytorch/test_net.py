@@ -10,8 +10,8 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.host_program import caffe_schema
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import EngineError, SolverError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ NETS = {
 
 
 def parsed(text: str) -> Any:
-    return text_format.Parse(text, caffe_proto().NetParameter())
+    return text_format.Parse(text, caffe_schema().NetParameter())
 
 
 def torch_net(text: str, **options: Any) -> Net:

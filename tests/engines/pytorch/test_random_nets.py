@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.make import EngineChoice, make_engine
-from speedo.engines.schema import caffe_schema
 from speedo.errors import EngineError
 from tests.support.caffe_steps import Constant, caffe_steps, first_steps
 from tests.support.random_nets import RandomNet, random_net

@@ -8,8 +8,8 @@ from typing import Any
 import lmdb
 import pytest
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.solver import SolverOverrides, check_solver, read_solver, split_batch
-from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
 from tests.support.nets import LOSS, SMOOTH, net_text, write_solver
 
@@ -292,7 +292,7 @@ def test_a_file_that_is_no_hdf5_is_named(home: Path) -> None:
 def test_a_mean_file_that_would_spoil_every_image_is_told(
     home: Path, values: list[float] | None, words: str
 ) -> None:
-    blob = caffe_proto().BlobProto(num=1, channels=1, height=8, width=8, data=values or [])
+    blob = caffe_schema().BlobProto(num=1, channels=1, height=8, width=8, data=values or [])
     content = blob.SerializeToString() if values else b"hello"
     (home / "mean").write_bytes(content)
     path = write_solver(home, net_text().replace("scale: 0.00390625", 'mean_file: "mean"'))

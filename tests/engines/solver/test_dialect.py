@@ -10,8 +10,9 @@ from typing import Final
 
 import pytest
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import read_text
 from speedo.engines.make import prepare_to_read
-from speedo.engines.solver.proto import caffe_proto, read_text
 from speedo.errors import SolverError
 
 pytestmark = pytest.mark.caffe
@@ -119,7 +120,7 @@ def test_every_text_is_read_or_refused_as_by_plain_caffe(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", READ)
 def test_what_caffe_reads_is_read(tmp_path: Path, name: str) -> None:
-    solver = caffe_proto().SolverParameter()
+    solver = caffe_schema().SolverParameter()
     read_text(written(tmp_path / "so", READ[name]), solver)
     assert (solver.max_iter, solver.lr_policy) == (30, "fixed")
     assert solver.base_lr == pytest.approx(0.05)
@@ -132,7 +133,7 @@ def test_what_caffe_refuses_is_refused_with_line_and_remedy(tmp_path: Path, name
     text, words = REFUSED[name]
     path = written(tmp_path / "so", text)
     with pytest.raises(SolverError) as caught:
-        read_text(path, caffe_proto().SolverParameter())
+        read_text(path, caffe_schema().SolverParameter())
     assert str(caught.value).startswith(str(path))
     assert words in str(caught.value)
 
@@ -140,7 +141,7 @@ def test_what_caffe_refuses_is_refused_with_line_and_remedy(tmp_path: Path, name
 def test_a_name_that_is_not_in_utf8_is_refused_as_pycaffe_cannot_say_it(tmp_path: Path) -> None:
     path = written(tmp_path / "so", SOLVER + b'snapshot_prefix: "caf\xe9"')
     with pytest.raises(SolverError, match=r"line 6: the text in quotes is not in UTF-8"):
-        read_text(path, caffe_proto().SolverParameter())
+        read_text(path, caffe_schema().SolverParameter())
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,6 @@ def test_a_field_of_another_caffe_is_told_from_a_typing_error(
     path = tmp_path / "net.prototxt"
     path.write_text(text)
     with pytest.raises(SolverError) as caught:
-        read_text(path, caffe_proto().NetParameter())
+        read_text(path, caffe_schema().NetParameter())
     assert f"{path}, line 1: " in str(caught.value)
     assert words in str(caught.value)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import text_format
 
+from caffenets.host_program import caffe_schema
 from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.solver import Draws, read_solver, solver_for_worker
 from speedo.engines.solver.fillers import is_doubtful
-from speedo.engines.solver.proto import caffe_proto
 from speedo.errors import SolverError
 from tests.support.nets import net_text, write_solver
 
@@ -27,7 +27,7 @@ DOUBTFUL = (
 
 
 def filler(text: str) -> object:
-    return text_format.Parse(text, caffe_proto().FillerParameter())
+    return text_format.Parse(text, caffe_schema().FillerParameter())
 
 
 @pytest.mark.parametrize("text", SURE)

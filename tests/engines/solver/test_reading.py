@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import SolverOverrides, SolverSpec, read_solver, solver_for_worker
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.errors import SolverError
 from tests.support.nets import LENET, Sequential, net_text, records, write_solver
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.caffe
 
 
 def parsed(spec: SolverSpec) -> Any:
-    return parse_text(spec.text, caffe_proto().SolverParameter())
+    return parse_text(spec.text, caffe_schema().SolverParameter())
 
 
 def layers(net: Any) -> list[str]:
@@ -277,9 +278,9 @@ def test_the_first_layer_format_trains_as_caffe_reads_it(home: Path) -> None:
     ],
 )
 def test_layers_of_the_first_format_keep_each_option(first: str, today: str) -> None:
-    from speedo.engines.solver.upgrade import upgrade_net
+    from caffenets.prototxt.upgrade import upgrade_net
 
-    net, expected = (caffe_proto().NetParameter() for _ in range(2))
+    net, expected = (caffe_schema().NetParameter() for _ in range(2))
     parse_text(f'layers {{ layer {{ name: "x" {first} }} top: "y" }}', net)
     parse_text(f'layer {{ name: "x" {today} top: "y" }}', expected)
     upgrade_net(net, "net")
@@ -287,10 +288,10 @@ def test_layers_of_the_first_format_keep_each_option(first: str, today: str) -> 
 
 
 def test_every_old_layer_type_has_its_name_of_today(home: Path) -> None:
+    from caffenets.prototxt.upgrade import upgrade_net
     from speedo.engines.caffe_import import load_caffe
-    from speedo.engines.solver.upgrade import upgrade_net
 
-    proto = caffe_proto()
+    proto = caffe_schema()
     net = proto.NetParameter()
     for name, number in proto.V1LayerParameter.LayerType.items():
         if name != "NONE":
@@ -302,11 +303,11 @@ def test_every_old_layer_type_has_its_name_of_today(home: Path) -> None:
 
 
 def test_old_input_fields_become_an_input_layer() -> None:
-    from speedo.engines.solver.upgrade import upgrade_net
+    from caffenets.prototxt.upgrade import upgrade_net
 
     net = parse_text(
         'input: "a" input: "b" input_dim: [1, 2, 3, 4, 5, 6, 7, 8] layer { name: "x" }',
-        caffe_proto().NetParameter(),
+        caffe_schema().NetParameter(),
     )
     upgrade_net(net, "net")
     assert layers(net) == ["input", "x"]

@@ -10,6 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import parse_text
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import (
     Draws,
@@ -19,7 +21,6 @@ from speedo.engines.solver import (
     solver_for_tester,
     solver_for_worker,
 )
-from speedo.engines.solver.proto import caffe_proto, parse_text
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.errors import SolverError
 from tests.support.nets import LOSS, SMOOTH, Sequential, net_text, write_solver
@@ -39,7 +40,7 @@ layer { name: "scale" type: "Scale" bottom: "prelu" top: "top" }
 
 
 def parsed(text: str) -> Any:
-    return parse_text(text, caffe_proto().SolverParameter())
+    return parse_text(text, caffe_schema().SolverParameter())
 
 
 def test_a_workers_solver_drives_nothing_itself(home: Path) -> None:
@@ -270,7 +271,7 @@ def read_by_caffe(home: Path, layer: str, rank: int, count: int) -> list[int]:
     files = [image.root_folder + line.rpartition(" ")[0] for line in lines]
     assert all(map(os.path.isabs, files))
     assert all(map(os.path.isfile, files)), files  # Caffe would end this process
-    net = caffe_proto().NetParameter()
+    net = caffe_schema().NetParameter()
     data = net.layer.add(name="data", type="ImageData", top=["data", "label"])
     data.image_data_param.CopyFrom(image)
     data.image_data_param.batch_size = 4 // count

@@ -9,8 +9,9 @@ import pytest
 
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.caffe_schema.caffe_pb2 import NetParameter
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import read_text
 from speedo.engines.solver import read_solver
-from speedo.engines.solver.proto import caffe_proto, read_text
 from speedo.errors import SolverError
 
 TEXT = """# a comment
@@ -50,7 +51,7 @@ def test_fields_of_bvlcs_under_another_name_are_read_as_those(tmp_path: Path, sc
         layers { type: POOLING pooling_param { pad: 1 ceil_mode:False } }
         layer { type: "Convolution" convolution_param { hole: 2 pad: 2 } }"""
     )
-    kind = (schema or caffe_proto()).NetParameter
+    kind = (schema or caffe_schema()).NetParameter
     net, left_out = kind(), list[str]()
     read_text(path, net, left_out)
     assert left_out == []

@@ -11,10 +11,9 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from speedo.engines.schema import caffe_schema
-from speedo.engines.solver.dialect import caffes_text, value_of_field, with_field
-from speedo.engines.solver.forks import about_field, changes_the_net, in_bvlcs_words
-from speedo.errors import SolverError
+from caffenets.errors import SolverError
+from caffenets.prototxt.dialect import caffes_text, value_of_field, with_field
+from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_words
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
@@ -30,11 +29,6 @@ _INTEGERS: Final = {
     FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
 }
-
-
-def caffe_proto() -> Any:
-    """Caffe's generated module `caffe_pb2`; the first call imports pycaffe, if it is there."""
-    return caffe_schema()
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

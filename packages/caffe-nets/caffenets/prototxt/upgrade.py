@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from speedo.errors import SolverError
+from caffenets.errors import SolverError
 
 # The names that are not simply the old ones in CamelCase.
 _TYPES: Final = {

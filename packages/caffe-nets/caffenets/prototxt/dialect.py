@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from caffenets import files
-from speedo.errors import SolverError
+from caffenets.errors import SolverError
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>[ \t\n\r\v\f]+)

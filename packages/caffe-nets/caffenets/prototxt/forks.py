@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from caffenets.caffe_schema import caffe_pb2
-from speedo.engines.layer_types import layer_types
-from speedo.system.remedies import in_checkout
+from caffenets.host_program import remedy
 
 _SSD: Final = "SSD's Caffe"
 _FAST: Final = "Fast R-CNN's Caffe"
@@ -78,33 +78,34 @@ _SAME: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "PoolingParameter.ceil_mode": ("round_mode", _BOOLEANS),
     "ConvolutionParameter.hole": ("dilation", {}),
 }
-_CAFFE2: Final = ("op", "external_input", "external_output", "arg", "device_option")
-_THAT_CAFFE: Final = "train with --engine caffe and that Caffe " + (
-    "(make setup SPEEDO_CAFFE_PYTHONPATH=DIR)"
-    if in_checkout()
-    else "(its folder python on PYTHONPATH)"
+# The fields of a solver that none is without.
+_OF_SOLVER: Final = (
+    "net",
+    "net_param",
+    "train_net",
+    "base_lr",
+    "lr_policy",
+    "max_iter",
+    "test_iter",
 )
+_CAFFE2: Final = ("op", "external_input", "external_output", "arg", "device_option")
 _BY_NAME: Final = {name.lower(): fork for name, fork in LAYERS.items()}
 
 
-def about_layer(kind: str) -> str:
-    """Which Caffe has this type of layer, and what to do; nothing where none is known."""
+def about_layer(kind: str, computed: Collection[str]) -> str:
+    """Which Caffe has this type of layer, and what to do; nothing where none is known. `computed` are types we have."""
     fork = _BY_NAME.get(kind.lower())
     if not fork:
         return ""
-    return f"it is no layer of BVLC's Caffe, but of {fork}: {_remedy(kind in layer_types('torch'))}"
-
-
-def _remedy(is_in_torch: bool) -> str:
-    return (
-        f"{'use --engine torch, which has it' if is_in_torch else 'take it out'}, or {_THAT_CAFFE}"
-    )
+    return f"it is no layer of BVLC's Caffe, but of {fork}: {remedy(kind in computed)}"
 
 
 def about_field(owner: str, field: str) -> str:
     """The same of a field of a message."""
     if owner == "NetParameter" and field in _CAFFE2:
         return "this is a net of Caffe2, which Caffe does not read: give one of Caffe (`layer { ... }`)"
+    if owner == "NetParameter" and field in _OF_SOLVER:
+        return "this is a solver: give the net that it names (`net`, `train_net`)"
     same = _SAME.get(f"{owner}.{field}")
     if same is not None:
         return f"it says in another Caffe what {same[0]} says in BVLC's: use that"
@@ -112,8 +113,8 @@ def about_field(owner: str, field: str) -> str:
     if not fork:
         return ""
     message = caffe_pb2.DESCRIPTOR.message_types_by_name.get(owner)
-    is_in_torch = message is not None and field in message.fields_by_name
-    return f"it is no field of BVLC's Caffe, but of {fork}: {_remedy(is_in_torch)}"
+    is_known = message is not None and field in message.fields_by_name
+    return f"it is no field of BVLC's Caffe, but of {fork}: {remedy(is_known)}"
 
 
 def changes_the_net(owner: str, field: str) -> bool:

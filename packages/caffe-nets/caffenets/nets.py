@@ -1,0 +1,54 @@
+"""A net from its file, in today's format, and how two nets differ."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import read_text, to_text
+from caffenets.prototxt.upgrade import upgrade_net
+
+
+def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
+    """The NetParameter of a prototxt, upgraded as Caffe upgrades it; `left_out` is as in `read_text`.
+
+    Raises `SolverError` with file, line and what to change.
+    """
+    path = Path(path)
+    net = caffe_schema().NetParameter()
+    read_text(path, net, left_out)
+    upgrade_net(net, str(path))
+    return net
+
+
+def net_differences(first: Any, second: Any) -> Iterator[str]:
+    """Lines for people: each layer that only one of two nets has, and the fields that differ in the others.
+
+    Layers are compared by name, whatever their order; then what the nets say beside their layers.
+    """
+    mine, theirs = ({layer.name: layer for layer in net.layer} for net in (first, second))
+    for name, layer in mine.items():
+        if name not in theirs:
+            yield f"layer {name} ({layer.type}): only in the first net"
+        elif layer != theirs[name]:
+            yield from _changed(f"layer {name}", layer, theirs[name])
+    for name, layer in theirs.items():
+        if name not in mine:
+            yield f"layer {name} ({layer.type}): only in the second net"
+    order = [[name for name in one if name in mine and name in theirs] for one in (mine, theirs)]
+    if order[0] != order[1]:
+        yield "the layers that both have are in another order"
+    rest = [type(net).FromString(net.SerializeToString()) for net in (first, second)]
+    for net in rest:
+        net.ClearField("layer")
+    if rest[0] != rest[1]:
+        yield from _changed("the net", *rest)
+
+
+def _changed(what: str, first: Any, second: Any) -> Iterator[str]:
+    lines = difflib.ndiff(to_text(first).splitlines(), to_text(second).splitlines())
+    yield f"{what}:"
+    yield from (f"  {line}" for line in lines if line[0] in "+-")
