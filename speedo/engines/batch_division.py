@@ -15,9 +15,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from google.protobuf import text_format
 
+from caffenets.box_labels import ROW, TOP, boxes_of
 from caffenets.host_program import caffe_schema
 from speedo.engines.base import ModelEngine, RateSchedule
-from speedo.engines.box_labels import ROW, TOP, boxes_of
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.exchange.vector import Layout, Vector
 

@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Final
 
+import caffenets
 from caffenets import files
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.pytorch.refused import REFUSED
@@ -21,11 +23,15 @@ def layer_types(engine: EngineName) -> Sequence[str]:
     return list(load_caffe().layer_type_list()) if engine == "caffe" else _pytorch_layers()
 
 
+_DATA: Final = Path(__file__).parent / "pytorch" / "data"
+
+
 @cache
 def _pytorch_layers() -> tuple[str, ...]:
     """The names in `LAYERS` of the PyTorch engine's files, read as text: importing them would import PyTorch."""
     found = list(REFUSED)
-    for file in sorted((Path(__file__).parent / "pytorch").glob("*/*.py")):
+    layers = Path(caffenets.__file__).parent / "pytorch" / "layers"
+    for file in sorted(one for folder in (layers, _DATA) for one in folder.glob("*.py")):
         names = re.search(r"^LAYERS: Final = \(([^)]*)\)", file.read_text("utf-8"), re.MULTILINE)
         found += re.findall(r"\w+", names[1]) if names else ()
     return tuple(found)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedo.engines import onnx_session
+from caffenets import onnx_session
+from caffenets.onnx_session import Shape
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.onnx_session import Shape
 
 caffe = load_caffe()
 
 
 class OnnxNet(caffe.Layer):  # type: ignore[misc, name-defined]
-    """Runs the file that param_str describes; see `speedo.engines.onnx_session`."""
+    """Runs the file that param_str describes; see `caffenets.onnx_session`."""
 
     def setup(self, bottom: Any, top: Any) -> None:
         self._net = onnx_session.OnnxNet(self.param_str)

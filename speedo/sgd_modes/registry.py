@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 from pydantic import BeforeValidator, create_model
 from pydantic_core import PydanticCustomError
 
+from caffenets.declared import declared_in
 from speedo import sgd_modes
 from speedo.errors import ConfigError
 from speedo.exchange.vector import Vector
@@ -42,7 +43,6 @@ from speedo.sgd_modes.rules import (
 from speedo.sgd_modes.rules.base import OfARun
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.system.bounds import Option, declared
-from speedo.system.declared import declared_in
 
 OfPhase = Callable[[Vector, Vector, int], None]
 Options = TypeVar("Options", bound=ModeOptions)

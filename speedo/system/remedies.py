@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from speedo.errors import ConfigError
+from caffenets import extras
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
@@ -30,17 +30,5 @@ def install_extra(extra: str) -> str:
     return f"pip install 'speedo[{extra}]'"
 
 
-def lacking(module: str, extra: str, what: str) -> str:
-    """The sentence that `what` needs this module of an extra; nothing where it can be imported."""
-    try:
-        import_module(module)
-    except ImportError:
-        return f"{what} needs the Python package {module}: {install_extra(extra)}"
-    return ""
-
-
-def needed(module: str, extra: str, what: str) -> Any:
-    """The module of an extra. Raises `ConfigError` where it is not installed."""
-    if sentence := lacking(module, extra, what):
-        raise ConfigError(sentence)
-    return import_module(module)
+lacking = partial(extras.lacking, project="speedo")
+needed = partial(extras.needed, project="speedo")

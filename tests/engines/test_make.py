@@ -72,8 +72,8 @@ def test_a_process_imports_its_engine_alone(engine: str, tmp_path: Path) -> None
 
 @pytest.mark.torch
 def test_the_layers_that_are_known_without_pytorch_are_those_that_it_has_or_refuses() -> None:
+    from caffenets.pytorch.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.layers import LAYERS
     from speedo.engines.pytorch.refused import REFUSED
 
     assert sorted({*LAYERS, *SOURCES, *REFUSED}) == sorted(layer_types("torch"))

@@ -42,8 +42,8 @@ def source_of(
     layer: str, *, ahead: bool | None = None, decoders: int | None = None, **place: Any
 ) -> Any:
     """The layer of the PyTorch engine, before its setup; `place` as in Place."""
+    from caffenets.pytorch.layer import LayerContext
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.layer import LayerContext
 
     param = text_format.Parse(layer, load_caffe().proto.caffe_pb2.LayerParameter())
     return SOURCES[param.type](param, LayerContext(**place), ahead=ahead, decoders=decoders)

@@ -424,10 +424,10 @@ def outcome(probe: Probe, text: str) -> Outcome:
 def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
     import torch
 
+    from caffenets.pytorch.fillers import fill
+    from caffenets.pytorch.layer import LayerContext
+    from caffenets.pytorch.layers import LAYERS as KINDS
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.fillers import fill
-    from speedo.engines.pytorch.layer import LayerContext
-    from speedo.engines.pytorch.layers import LAYERS as KINDS
     from speedo.engines.pytorch.refused import type_here
 
     if param.type in SOURCES:

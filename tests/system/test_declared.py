@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speedo.system.declared import declared_in
+from caffenets.declared import declared_in
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from speedo.system.declared import declared_in
         ("speedo.exchange.codecs", "CODEC"),
         ("speedo.watch.export", "EXPORT"),
         ("speedo.study.doctor.checks", "CHECKS"),
-        ("speedo.engines.export.layers", "EXPORTS"),
-        pytest.param("speedo.engines.pytorch.layers", "LAYERS", marks=pytest.mark.torch),
+        ("caffenets.export.layers", "EXPORTS"),
+        pytest.param("caffenets.pytorch.layers", "LAYERS", marks=pytest.mark.torch),
         pytest.param("speedo.engines.pytorch.data", "LAYERS", marks=pytest.mark.torch),
     ],
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from speedo.engines.export.steps import Shape
+from caffenets.export.steps import Shape
 from speedo.engines.solver.data_layers import FED_FROM_OUTSIDE, is_data_layer
 from speedo.errors import SolverError
 

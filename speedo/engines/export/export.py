@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from caffenets.export.steps import Dims, Shape, dims_of
 from caffenets.files import written_whole
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import Model, read_model
@@ -25,7 +26,6 @@ from speedo.engines.export.layered import (
     layered,
 )
 from speedo.engines.export.source import read_source
-from speedo.engines.export.steps import Dims, Shape, dims_of
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays, Computed, Trials
 from speedo.engines.make import EngineChoice

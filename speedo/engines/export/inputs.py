@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from speedo.engines.export.steps import Shape
+from caffenets.export.steps import Shape
 from speedo.engines.solver.data_layers import batch_of
 from speedo.errors import ConfigError, SolverError
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.engines.onnx_session import opened
+from caffenets.onnx_session import opened
 from speedo.system.remedies import needed
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -147,7 +147,7 @@ def _leave_outputs(graph: Any) -> None:
 
 
 def _layer(node: str) -> str:
-    """The layer of a node that `speedo.engines.export.onnx_graph` has named."""
+    """The layer of a node that `caffenets.export.onnx_graph` has named."""
     return node.rpartition(":")[0]
 
 

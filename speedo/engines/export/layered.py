@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from caffenets.weight_files.caffemodel import Model, matched
-from speedo.engines.export.layer_export import LayerExport, Values, exporters
-from speedo.engines.export.onnx_graph import Graph
-from speedo.engines.export.steps import (
+from caffenets.export.layer_export import LayerExport, Values, exporters
+from caffenets.export.onnx_graph import Graph
+from caffenets.export.steps import (
     Dims,
     NoEqual,
     NoFreeBatch,
@@ -22,7 +21,8 @@ from speedo.engines.export.steps import (
     owners_of,
     with_own_names,
 )
-from speedo.engines.export.torch_code import Code
+from caffenets.export.torch_code import Code
+from caffenets.weight_files.caffemodel import Model, matched
 from speedo.engines.export.transform import Transform
 from speedo.engines.export.trial import Arrays
 from speedo.engines.layer_types import line_of_layer
@@ -172,7 +172,7 @@ def layered(
             line = line_of_layer(origin, layer.name)
             problems.append(
                 f"{origin}{line}: layer {layer.name!r} has the type {layer.type!r}, which no file of "
-                "speedo/engines/export/layers exports: remove the layer, or use --deploy alone"
+                "caffenets/export/layers exports: remove the layer, or use --deploy alone"
             )
             continue
         shapes = tuple(blobs.get(layer.name, ()))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.export.steps import Shape
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.export.deploy import Deploy, deploy_of, is_whole
 from speedo.engines.export.inputs import InputShapes
-from speedo.engines.export.steps import Shape
 from speedo.engines.export.transform import Transform, transforms_of
 from speedo.engines.export.trial import Arrays, Trials
 from speedo.engines.make import EngineChoice

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.export.layer_export import LayerExport, Values, exporters
+from caffenets.export.steps import Dims, Shape, Step
 from caffenets.files import read_bytes
 from caffenets.host_program import caffe_schema
-from speedo.engines.export.layer_export import LayerExport, Values, exporters
-from speedo.engines.export.steps import Dims, Shape, Step
 from speedo.engines.solver.paths import SearchPath
 from speedo.errors import SolverError
 

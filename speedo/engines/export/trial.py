@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf import text_format
 
+from caffenets.export.steps import Shape
+from caffenets.onnx_session import opened
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.child import PROBLEM, started, tell
 from speedo.engines.export.int8_model import quantising
-from speedo.engines.export.steps import Shape
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
-from speedo.engines.onnx_session import opened
 from speedo.engines.weights_check import caffe_blobs, load_to_score
 from speedo.errors import EngineError, SolverError, SpeedoError
 

@@ -14,8 +14,8 @@ import torch
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
-from speedo.engines.pytorch.layers.inputs import Input
-from speedo.engines.pytorch.layers.prior_box import PriorBox
+from caffenets.pytorch.layers.inputs import Input
+from caffenets.pytorch.layers.prior_box import PriorBox
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import net_blobs
 from speedo.engines.weights_check import load_to_score

@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from caffenets.pytorch.layers.inner_product import InnerProduct
 from speedo.engines.base import Done
 from speedo.engines.layer_notes import note
 from speedo.engines.pytorch.flat import FlatParameters
-from speedo.engines.pytorch.layers.inner_product import InnerProduct
 from speedo.engines.pytorch.net import Net
 from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product

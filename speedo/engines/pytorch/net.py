@@ -14,19 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffenets.weight_files.stored import shape_text
-from speedo.engines.evaluation import uses_statistics
-from speedo.engines.layer_notes import note_backward, note_forward, noting
-from speedo.engines.pytorch.data import SOURCES
-from speedo.engines.pytorch.data.source import BatchSource
-from speedo.engines.pytorch.flat import FlatParameters
-from speedo.engines.pytorch.layer import BlobSpec, Layer, LayerContext, Shape, SourceLayer
-from speedo.engines.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
-from speedo.engines.pytorch.layers import LAYERS
-from speedo.engines.pytorch.layers.detection import DetectionEvaluate
-from speedo.engines.pytorch.memory import is_lack_of_memory
-from speedo.engines.pytorch.refused import REFUSED, type_here
-from speedo.engines.pytorch.wiring import (
+from caffenets.pytorch.layer import BlobSpec, Layer, LayerContext, Shape, SourceLayer
+from caffenets.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
+from caffenets.pytorch.layers import LAYERS
+from caffenets.pytorch.layers.detection import DetectionEvaluate
+from caffenets.pytorch.wiring import (
     Wired,
     check_gradients,
     check_in_place,
@@ -35,6 +27,14 @@ from speedo.engines.pytorch.wiring import (
     readers_of,
     split_outputs,
 )
+from caffenets.weight_files.stored import shape_text
+from speedo.engines.evaluation import uses_statistics
+from speedo.engines.layer_notes import note_backward, note_forward, noting
+from speedo.engines.pytorch.data import SOURCES
+from speedo.engines.pytorch.data.source import BatchSource
+from speedo.engines.pytorch.flat import FlatParameters
+from speedo.engines.pytorch.memory import is_lack_of_memory
+from speedo.engines.pytorch.refused import REFUSED, type_here
 from speedo.errors import EngineError
 from speedo.exchange.vector import Blob, Layout
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from caffenets.pytorch.layer import SourceLayer
+from caffenets.pytorch.wiring import Wired
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.devices import META
-from speedo.engines.pytorch.layer import SourceLayer
 from speedo.engines.pytorch.net import Net
-from speedo.engines.pytorch.wiring import Wired
 from speedo.engines.step_memory import LayerMemory, StepMemory, bytes_of_blobs
 
 _META: Final = torch.device(META)

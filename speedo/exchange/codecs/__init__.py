@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from caffenets.declared import declared_in
 from speedo.errors import ConfigError, PayloadError
 from speedo.exchange.codecs.base import Codec
 from speedo.exchange.vector import Blob, Header, Layout
-from speedo.system.declared import declared_in
 
 __all__ = [
     "CODECS", "NO_COMPRESSION", "Codec", "Compression", "bytes_of", "check_encoding", "in_words", "is_fraction",

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, create_model
 
+from caffenets.declared import declared_in
 from speedo.system.bounds import Option
-from speedo.system.declared import declared_in
 from speedo.watch.export.base import RECORDS, Export
 
 Options = TypeVar("Options", bound=BaseModel)

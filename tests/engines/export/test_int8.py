@@ -12,10 +12,10 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.onnx_session import opened
 from caffenets.weight_files.caffemodel import Model
 from speedo.engines.export.int8_model import quantising
 from speedo.engines.export.int8_split import INTEGER, Split, output_of, split
-from speedo.engines.onnx_session import opened
 from speedo.engines.solver.state import filter_net
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import Tried, on_pycaffe, on_torch, parsed

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.export.layer_export import exporters
 from speedo.engines.export.differences import difference
-from speedo.engines.export.layer_export import exporters
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import (
     in_onnx_runtime,
@@ -345,7 +345,7 @@ def test_names_in_a_net_are_no_code_of_a_module(tmp_path: Path) -> None:
 
 
 def test_each_layer_that_computes_has_an_exporter() -> None:
-    from speedo.engines.pytorch.layers import LAYERS
+    from caffenets.pytorch.layers import LAYERS
 
     without = {
         "Accuracy",
@@ -363,7 +363,7 @@ def test_each_layer_that_computes_has_an_exporter() -> None:
 def test_no_part_of_a_module_is_named_as_an_attribute_of_pytorchs() -> None:
     from torch import nn
 
-    from speedo.engines.export.steps import identifiers
+    from caffenets.export.steps import identifiers
 
     names = [name for name in dir(nn.Module) if not name.startswith("_")]
     made = identifiers(["conv/1", "conv_1", "1x1", "class", *names])

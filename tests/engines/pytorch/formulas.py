@@ -19,8 +19,8 @@ def layer_of(
     text: str, shapes: Sequence[tuple[int, ...]], phase: str = "TRAIN", tops: int = 1
 ) -> tuple[Any, Any]:
     """The layer with this inside of a prototxt's `layer { }`, after its setup; and the shapes of its tops."""
-    from speedo.engines.pytorch.layer import LayerContext
-    from speedo.engines.pytorch.layers import LAYERS
+    from caffenets.pytorch.layer import LayerContext
+    from caffenets.pytorch.layers import LAYERS
     from speedo.engines.pytorch.refused import type_here
 
     named = " ".join(f'top: "top{at}"' for at in range(tops))

@@ -28,8 +28,8 @@ ALL = f"""transform_param {{ mirror: true resize_param {{ height: {SIDE} width: 
 
 
 def layer_in(folder: Path, options: str, seed: int = 5) -> Any:
+    from caffenets.pytorch.layer import LayerContext
     from speedo.engines.pytorch.data.annotated import AnnotatedData
-    from speedo.engines.pytorch.layer import LayerContext
 
     param = text_format.Parse(LAYER.format(options), caffe_pb2.LayerParameter())
     return AnnotatedData(param, LayerContext("TRAIN", seed=seed, folder=folder), ahead=False)
@@ -84,8 +84,8 @@ def test_skipped_batches_leave_the_next_one_as_it_was(folder: Path) -> None:
 )
 def test_ssds_transforms_are_refused_in_other_data_layers(folder: Path, field: str) -> None:
     """They would have no effect there."""
+    from caffenets.pytorch.layer import LayerContext
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.layer import LayerContext
 
     text = LAYER.format(f"transform_param {{ {field} }}").replace("AnnotatedData", "Data")
     param = text_format.Parse(text, caffe_pb2.LayerParameter())

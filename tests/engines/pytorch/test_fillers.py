@@ -23,7 +23,7 @@ def _filler(text: str) -> Any:
 def _ours(text: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     import torch
 
-    from speedo.engines.pytorch.fillers import fill
+    from caffenets.pytorch.fillers import fill
 
     generator = torch.Generator().manual_seed(seed)
     drawn = fill(_filler(text), shape, generator)

@@ -41,8 +41,8 @@ def table() -> str:
 
 
 def test_each_layer_of_caffe_is_supported_or_refused() -> None:
+    from caffenets.pytorch.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.layers import LAYERS
     from speedo.engines.pytorch.refused import REFUSED
 
     assert {*LAYERS, *SOURCES, *REFUSED} >= {*types_of_caffe()}

@@ -7,17 +7,17 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
+from caffenets.box_labels import ROW, TOP
 from caffenets.caffe_schema.caffe_pb2 import AnnotatedDatum
-from speedo.engines.box_labels import ROW, TOP
+from caffenets.pytorch.layer import Shape
 from speedo.engines.pytorch.data.augmentation import Augmentation, Boxes
 from speedo.engines.pytorch.data.datums import Data
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.transform import OF_BOXES, Pixels, Size
-from speedo.engines.pytorch.layer import Shape
 
 
 class AnnotatedData(Data):
-    """Tops (N, C, H, W) and the boxes of all images of the batch (`speedo.engines.box_labels`).
+    """Tops (N, C, H, W) and the boxes of all images of the batch (`caffenets.box_labels`).
 
     Records, shards and their order are those of Data. A record's random numbers follow from its place in that order, so
     that records can be skipped.

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from caffenets.pytorch.layers.options import choice, choice_of
 from speedo.data.pixels import Bytes, resized
 from speedo.engines.pytorch.data.transform import Pixels
-from speedo.engines.pytorch.layers.options import choice, choice_of
 from speedo.errors import EngineError
 
 Boxes = npt.NDArray[np.float64]

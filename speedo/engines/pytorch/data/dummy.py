@@ -8,10 +8,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from caffenets.pytorch.fillers import fill
+from caffenets.pytorch.layer import Shape
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
-from speedo.engines.pytorch.fillers import fill
-from speedo.engines.pytorch.layer import Shape
 from speedo.errors import EngineError
 
 

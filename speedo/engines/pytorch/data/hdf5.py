@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from caffenets.files import read_names
+from caffenets.pytorch.layer import Shape
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
-from speedo.engines.pytorch.layer import Shape
 from speedo.errors import EngineError
 
 Floats = npt.NDArray[np.float32]

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from caffenets.files import read_bytes
+from caffenets.pytorch.layer import Shape
 from speedo.data.pixels import Bytes, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Size, Transform
-from speedo.engines.pytorch.layer import Shape
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import EngineError
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffenets.pytorch.layer import LayerContext, Shape, SourceLayer
 from speedo.engines.pytorch.data.prefetch import Batch, Prefetch
-from speedo.engines.pytorch.layer import LayerContext, Shape, SourceLayer
 from speedo.errors import EngineError, SpeedoError
 
 # Batches read ahead where the layer names no number (Caffe: DataParameter, prefetch).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from caffenets.declared import declared_in
 from speedo.study.doctor.base import Check, Finding, NodeRequest, Stage
-from speedo.system.declared import declared_in
 
 CHECKS: Final[tuple[Check, ...]] = tuple(
     check for checks in declared_in(__name__, "CHECKS") for check in checks

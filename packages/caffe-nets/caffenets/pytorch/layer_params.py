@@ -1,0 +1,49 @@
+"""What a layer's `param` and `blobs` in the prototxt say of its parameters: names, rates, first values."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from caffenets.pytorch.fillers import fill
+from caffenets.pytorch.layer import BlobSpec, Layer
+
+
+def param_name(layer: Layer, number: int) -> str:
+    """The name under which it is shared; empty for none."""
+    return str(layer.param.param[number].name) if number < len(layer.param.param) else ""
+
+
+def note_multipliers(layer: Layer, number: int, said: dict[str, float]) -> None:
+    """Note what is said of a shared blob; Caffe refuses two values (Caffe: net.cpp, AppendParam)."""
+    spec = layer.param.param[number]
+    for field in ("lr_mult", "decay_mult"):
+        value = float(getattr(spec, field))
+        if spec.HasField(field) and said.setdefault(field, value) != value:
+            raise layer.refuse(
+                f"shares the param {spec.name!r} with {field} {value:g}, and another layer with "
+                f"{said[field]:g}: give both one value"
+            )
+
+
+def lr_mult(layer: Layer, number: int) -> float:
+    """The factor of its learning rate."""
+    return float(layer.param.param[number].lr_mult) if number < len(layer.param.param) else 1.0
+
+
+def first_values(leaf: Tensor, layer: Layer, number: int, spec: BlobSpec) -> None:
+    """Draw them, or take those that the prototxt itself has (Caffe: layer.hpp)."""
+    if layer.param.blobs:
+        given = layer.param.blobs[number] if number < len(layer.param.blobs) else None
+        values = [] if given is None else given.data or given.double_data
+        if len(values) != leaf.numel():
+            raise layer.refuse(
+                f"has blobs of its own, and blob {number} has {len(values)} values instead of {leaf.numel()}: "
+                "correct or remove blobs"
+            )
+        leaf.copy_(torch.tensor(values, dtype=torch.float32).view(leaf.shape))
+    elif spec.filler is not None:
+        with leaf.device if leaf.is_meta else nullcontext():  # else they are drawn on the CPU
+            leaf.copy_(fill(spec.filler, tuple(spec.shape)))
