@@ -21,8 +21,8 @@ from typing import Final
 
 from bench.support import table
 from bench.support.machine import Clock
+from caffenets.deploy import with_batch
 from caffenets.weight_files.caffemodel import read_model
-from speedo.engines.export.deploy import with_batch
 from tests.support.archived_nets import archived_nets, parsed
 from tests.support.published_nets import (
     Published,

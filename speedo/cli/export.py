@@ -79,9 +79,9 @@ def export(
     had it. Each file is computed at once, on random records and, where the net's data are here, on test records, and
     compared with the engine; the largest difference is printed. Above 1e-4 of the largest output nothing is written.
     """
+    from caffenets.inputs import given_shapes
     from speedo.engines.export.export import Wanted
     from speedo.engines.export.export import export as export_model
-    from speedo.engines.export.inputs import given_shapes
 
     given = given_shapes(shapes)
     if net is not None and run is not None:
@@ -131,7 +131,7 @@ def import_(
     Parameters are found by the names that `speedo export` gave them, such as conv1.weight. What was exported comes back
     to the bit.
     """
-    from speedo.engines.export.inputs import given_shapes
+    from caffenets.inputs import given_shapes
     from speedo.engines.export.weights_back import import_weights
 
     given = given_shapes(shapes)

@@ -167,7 +167,7 @@ def full_for_a_while(run: Run, disk: Path, finding: Finding) -> None:
     assert status(run)["log_problem"] == ""
     assert [line["cause"] for line in run.lines("left")][:1] == [SILENT]
     assert "warning: " in run.log()
-    assert LOG_BACK in run.log()
+    run.wait_for(lambda: LOG_BACK in run.log())
     finding.note = "reported; every line is there; a worker was restarted meanwhile"
 
 

@@ -27,6 +27,7 @@ def meet():
     {hang}
 meet()
 """
+ROOT = Path(__file__).parents[2]
 ASLEEP = "time.sleep(600)"
 NATIVE = "while True: ctypes.PyDLL(None).sleep(600)  # holds the GIL, as a step of Caffe does"
 
@@ -40,7 +41,7 @@ def hanging(run: Path, name: str, hang: str) -> Iterator[subprocess.Popen[bytes]
     child = subprocess.Popen(
         ["ray::WorkerActor", "-c", program, str(log)],
         executable=sys.executable,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'packages' / 'caffe-nets'}"},  # no .venv by this name
     )
     try:
         wait_until(lambda: log.exists() and "ready" in log.read_text())

@@ -1,17 +1,24 @@
-"""The command line: `caffenets show`, `caffenets diff` and `caffenets upgrade`."""
+"""The command line of `caffenets`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.costs import BYTES, costs_of
+from caffenets.deploy import Deploy
 from caffenets.errors import NetError
+from caffenets.export.steps import Shape
+from caffenets.extras import lacking
 from caffenets.files import written_whole
-from caffenets.nets import net_differences, read_net
+from caffenets.inputs import given_shapes
+from caffenets.nets import net_differences, read_deploy, read_net
+from caffenets.picture import picture
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.stored import shape_text
 from caffenets.weights import differences, read_weights
@@ -50,8 +57,15 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(do=do)
         return made
 
-    show = command("show", _show, "List the layers of a net, or the arrays of a file of weights")
+    show = command(
+        "show",
+        _show,
+        "List the layers of a net with what each takes, or the arrays of a file of weights",
+    )
     show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument(
+        "--svg", type=Path, metavar="OUT", help="also write the graph of a net as a picture"
+    )
     diff = command("diff", _diff, "Say how two nets or two files of weights differ, name by name")
     diff.add_argument("first", type=Path, metavar="FIRST")
     diff.add_argument("second", type=Path, metavar="SECOND")
@@ -67,9 +81,23 @@ def _parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="a line of JSON for each layer or array"
         )
     upgrade = command("upgrade", _upgrade, "Write a net of an older format of Caffe in today's")
-    upgrade.add_argument("file", type=Path, metavar="NET")
-    upgrade.add_argument("out", type=Path, metavar="OUT", nargs="?", help="default: print it")
-    for one in (show, diff, upgrade):
+    deploy = command(
+        "deploy",
+        _write_deploy,
+        "Write the deploy net of a train net: inputs for data layers, no losses",
+    )
+    for one in (upgrade, deploy):
+        one.add_argument("file", type=Path, metavar="NET")
+        one.add_argument("out", type=Path, metavar="OUT", nargs="?", help="default: print it")
+    for one in (show, deploy):
+        one.add_argument(
+            "--shape",
+            action="append",
+            default=[],
+            metavar="NAME=SIZES",
+            help="the sizes of an input, the batch among them, where the net does not say them: data=1x3x227x227",
+        )
+    for one in (show, diff, upgrade, deploy):
         one.add_argument(
             "--ignore-unknown",
             action="store_true",
@@ -91,31 +119,85 @@ def _net(path: Path, asked: argparse.Namespace) -> Any:
 
 
 def _show(asked: argparse.Namespace) -> int:
-    rows: list[dict[str, Any]]
     if _is_net(asked.file):
-        layers = _net(asked.file, asked).layer
-        rows = [
-            {"name": one.name, "type": one.type, "bottoms": [*one.bottom], "tops": [*one.top]}
-            for one in layers
-        ]
-        ways = (f"{', '.join(one.bottom)} -> {', '.join(one.top)}" for one in layers)
-        table = [(one.name, one.type, way) for one, way in zip(layers, ways, strict=True)]
-        end = f"{len(rows):,} layers"
+        rows, table, end = _shown_net(asked)
+    elif asked.svg is not None or asked.shape:
+        raise NetError(
+            f"{asked.file}: --svg and --shape are for a net, whose name ends in .prototxt"
+        )
     else:
         arrays = read_weights(asked.file)
         rows = [{"name": name, "shape": a.shape, "values": a.size} for name, a in arrays.items()]
-        table = [(name, f"{a.size:,}", shape_text(a.shape)) for name, a in arrays.items()]
+        table = [(name, shape_text(a.shape), f"{a.size:,}") for name, a in arrays.items()]
         total = sum(one.size for one in arrays.values())
         end = f"{len(rows):,} arrays, {total:,} values, {4 * total / 1e6:,.1f} MB as float32"
     if asked.json:
         for row in rows:
             print(json.dumps(row))
         return 0
-    first, second = (max((len(row[at]) for row in table), default=0) for at in (0, 1))
-    for name, kind, rest in table:
-        print(f"{name:<{first}}  {kind:<{second}}  {rest}")
+    for line in aligned(table):
+        print(line)
     print(end)
     return 0
+
+
+Rows = list[dict[str, Any]]
+Table = list[tuple[str, ...]]
+
+
+def _shown_net(asked: argparse.Namespace) -> tuple[Rows, Table, str]:
+    """The deploy net with what each layer takes; without PyTorch the layers of all phases as they are written."""
+    given = given_shapes(asked.shape)
+    if lack := lacking("torch", "torch", "the shapes of a net"):
+        print(f"caffenets: {lack}", file=sys.stderr)
+        net = _net(asked.file, asked)
+        _draw(net, asked)
+        names = [{"name": str(one.name), "type": str(one.type)} for one in net.layer]
+        return [*names], [(one["name"], one["type"]) for one in names], f"{len(names):,} layers"
+    deploy = _deploy(asked, given)
+    _draw(deploy.net, asked)
+    costs = costs_of(deploy.net)
+    table: Table = [("layer", "type", "makes", "parameters", "multiply-adds")]
+    for one in costs:
+        makes = ", ".join(map(shape_text, one.tops))
+        table.append((one.name, one.type, makes, f"{one.parameters:,}", f"{one.multiply_adds:,}"))
+    parameters, work = (
+        sum(getattr(c, of) for c in costs) for of in ("parameters", "multiply_adds")
+    )
+    made = sum(one.made_bytes for one in costs)
+    end = (
+        f"{len(costs):,} layers, {parameters:,} parameters, {work:,} multiply-adds; float32: "
+        f"{BYTES * parameters / 1e6:,.1f} MB of parameters, {made / 1e6:,.1f} MB of what layers make"
+    )
+    return [asdict(one) for one in costs], table, end
+
+
+def _draw(net: Any, asked: argparse.Namespace) -> None:
+    if asked.svg is not None:
+        _write(picture(net), asked.svg)
+
+
+def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows with columns below each other; numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (
+            cell.rjust(width) if cell[:1].isdigit() and "x" not in cell else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _deploy(asked: argparse.Namespace, given: Mapping[str, Shape]) -> Deploy:
+    left_out: list[str] | None = [] if asked.ignore_unknown else None
+    deploy = read_deploy(asked.file, given, left_out)
+    for text in (*(f"left out: {one}" for one in left_out or ()), *deploy.notes):
+        print(f"caffenets: {text}", file=sys.stderr)
+    return deploy
+
+
+def _write_deploy(asked: argparse.Namespace) -> int:
+    return _write(to_text(_deploy(asked, given_shapes(asked.shape)).net), asked.out)
 
 
 def _diff(asked: argparse.Namespace) -> int:
@@ -144,13 +226,16 @@ def _diff(asked: argparse.Namespace) -> int:
 
 
 def _upgrade(asked: argparse.Namespace) -> int:
-    text = to_text(_net(asked.file, asked))
-    if asked.out is None:
+    return _write(to_text(_net(asked.file, asked)), asked.out)
+
+
+def _write(text: str, out: Path | None) -> int:
+    if out is None:
         print(text, end="")
         return 0
     try:
-        with written_whole(asked.out) as out:
-            out.write(text.encode())
+        with written_whole(out) as file:
+            file.write(text.encode())
     except OSError as error:
-        raise NetError(f"{asked.out} cannot be written: {error.strerror or error}") from error
+        raise NetError(f"{out} cannot be written: {error.strerror or error}") from error
     return 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from caffenets.deploy import Deploy, is_whole
+from caffenets.export.steps import Shape
 from caffenets.host_program import caffe_schema
+from caffenets.inputs import deployed
+from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
 
@@ -22,6 +26,20 @@ def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
     read_text(path, net, left_out)
     upgrade_net(net, str(path))
     return net
+
+
+def read_deploy(
+    path: Path | str, given: Mapping[str, Shape] | None = None, left_out: list[str] | None = None
+) -> Deploy:
+    """The deploy net of a train or test net, or the net itself if it is one; `given` are shapes of inputs by name.
+
+    Raises `SolverError`, also where the shape of an input has to be given.
+    """
+    net = read_net(path, left_out)
+    test, train = (filter_net(net, phase, None, str(path)) for phase in (1, 0))
+    return deployed(
+        train if is_whole(train) and not is_whole(test) else test, str(path), given or {}
+    )
 
 
 def net_differences(first: Any, second: Any) -> Iterator[str]:

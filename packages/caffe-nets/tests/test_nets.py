@@ -72,19 +72,13 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
     return ended.value.code, said.out, said.err
 
 
-def test_the_command_upgrades_shows_and_compares_nets(
+def test_the_command_upgrades_and_compares_nets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = net(tmp_path, SECOND, "old.prototxt"), tmp_path / "new.prototxt"
     assert run(capsys, "upgrade", old, new) == (0, "", "")
     assert run(capsys, "upgrade", old)[1] == new.read_text()
     assert run(capsys, "diff", old, new) == (0, "", "")
-    status, out, _ = run(capsys, "show", new)
-    assert (status, out.splitlines()[-2:]) == (0, ["relu   ReLU          ip -> ip", "3 layers"])
-    status, out, _ = run(capsys, "show", "--json", new)
-    assert json.loads(out.splitlines()[1]) == {
-        "name": "ip", "type": "InnerProduct", "bottoms": ["data"], "tops": ["ip"]
-    }  # fmt: skip
     status, out, _ = run(capsys, "diff", "--json", new, net(tmp_path, TODAY))
     assert status == 1
     assert all("difference" in json.loads(line) for line in out.splitlines())
@@ -108,7 +102,7 @@ def test_what_is_wrong_with_a_net_is_told_with_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
 ) -> None:
     file = net(tmp_path, text)
-    status, out, err = run(capsys, "show", file)
+    status, out, err = run(capsys, "upgrade", file)
     assert (status, out) == (2, "")
     assert err.startswith(f"caffenets: {file}")
     assert told in err
@@ -120,8 +114,8 @@ def test_unknown_fields_are_left_out_when_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = net(tmp_path, "layer { name: 'a' type: 'ReLU' later_field: 3 }")
-    status, out, err = run(capsys, "show", "--ignore-unknown", file)
-    assert (status, out.splitlines()[-1]) == (0, "1 layers")
+    status, out, err = run(capsys, "upgrade", "--ignore-unknown", file)
+    assert (status, "later_field" in out) == (0, False)
     assert err.startswith(
         f"caffenets: left out: {file}, line 1: LayerParameter has no field 'later_field'"
     )

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from caffenets.deploy import Deploy, batch_axes, with_batch
 from caffenets.export.steps import Dims, Shape, dims_of
 from caffenets.files import written_whole
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import Model, read_model
-from speedo.engines.export.deploy import Deploy, batch_axes, with_batch
 from speedo.engines.export.differences import difference
 from speedo.engines.export.layered import (
     FixedBatchError,

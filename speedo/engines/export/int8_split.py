@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.deploy import Deploy, is_source
 from caffenets.export.layer_export import exporters
 from caffenets.export.steps import Shape
 from caffenets.onnx_session import described
-from speedo.engines.export.deploy import Deploy, is_source
 from speedo.engines.pytorch.refused import ONNX_LAYER
 from speedo.errors import SolverError
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.data_layers import data_layers
+from caffenets.deploy import Deploy, is_whole
 from caffenets.export.steps import Shape
 from caffenets.host_program import caffe_schema
+from caffenets.inputs import deployed
 from caffenets.prototxt.text import parse_text, to_text
-from speedo.engines.export.deploy import Deploy, deploy_of, is_whole
-from speedo.engines.export.inputs import InputShapes
 from speedo.engines.export.transform import Transform, transforms_of
 from speedo.engines.export.trial import Arrays, Trials
 from speedo.engines.make import EngineChoice
-from speedo.engines.solver.data_layers import data_layers
 from speedo.engines.solver.net_checks import problems_of_deploy
 from speedo.engines.solver.reading import is_net, read_solver
 from speedo.engines.solver.rewrite import solver_for_scoring
@@ -40,17 +40,10 @@ class Source:
         blobs: Mapping[str, Sequence[Shape]],
     ) -> Deploy:
         """The deploy net; for the rest see `InputShapes`. Raises `SolverError` with every problem of it."""
-        shapes = InputShapes(self.net, given, known, blobs, self.origin)
-        deploy = deploy_of(self.net, shapes, self.origin)
+        deploy = deployed(self.net, self.origin, given, known, blobs, "--data-root, or ")
         engine = self.spec.engine
         if problems := problems_of_deploy(deploy.net, self.spec.search, self.origin, engine):
             raise SolverError(problems)
-        unknown = [name for name in given if name not in deploy.inputs]
-        if unknown:
-            raise SolverError(
-                f"--shape names {unknown[0]!r}, but the net's inputs are {', '.join(map(repr, deploy.inputs))}: "
-                "name one of these"
-            )
         return deploy
 
     def transforms(self, deploy: Deploy) -> dict[str, Transform]:

@@ -14,19 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffenets.pytorch.layer import BlobSpec, Layer, LayerContext, Shape, SourceLayer
+from caffenets.pytorch.graph import NetGraph
+from caffenets.pytorch.layer import BlobSpec, Layer, LayerContext, SourceLayer
 from caffenets.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
 from caffenets.pytorch.layers import LAYERS
 from caffenets.pytorch.layers.detection import DetectionEvaluate
-from caffenets.pytorch.wiring import (
-    Wired,
-    check_gradients,
-    check_in_place,
-    find_last_uses,
-    find_losses,
-    readers_of,
-    split_outputs,
-)
+from caffenets.pytorch.wiring import Wired
 from caffenets.weight_files.stored import shape_text
 from speedo.engines.evaluation import uses_statistics
 from speedo.engines.layer_notes import note_backward, note_forward, noting
@@ -42,10 +35,9 @@ _CONVOLUTIONS = frozenset(
     {"Convolution", "Deconvolution", "ConvolutionDepthwise", "DepthwiseConvolution"}
 )
 _PERMISSIVE = 1  # ParamSpec.DimCheckMode
-_AUTOMATIC = "(automatic)"  # Caffe's name for a top that no layer can read
 
 
-class Net:
+class Net(NetGraph):
     """A net made from a NetParameter in today's format, of which only the layers of its own state are left.
 
     `rank`, `count` and `folder` are for its data layers. `channels_last` allows that order of memory, which is then
@@ -70,42 +62,13 @@ class Net:
         channels_last: bool = True,
     ) -> None:
         self.device = torch.device(device)
-        self._shapes: list[Shape] = []
-        self._wired: list[Wired] = []
-        # Names that may be read, and those whose value nobody has read yet.
-        self._names: dict[str, int] = {}
-        unread: set[str] = set()
         try:
-            for param in net.layer:
-                own = _phase_of(param, phase)
-                self._add(param, LayerContext(own, rank, count, seed, folder), unread)
-            readers = readers_of(self._wired, len(self._shapes))
-            check_in_place(self._wired, readers)
-            find_losses(self._wired, readers)
-            if phase == "TRAIN":
-                check_gradients(self._wired, readers)
-            self._outputs = {name: self._names[name] for name in unread}
-            self._outputs |= split_outputs(self._wired, readers)
-            self._outputs = dict(sorted(self._outputs.items()))
+            super().__init__(net, phase, LayerContext(phase, rank, count, seed, folder))
             self._make_parameters(share)
         except BaseException:
             self.close()
             raise
-        find_last_uses(self._wired, readers, kept=self._outputs.values())
         self._channels_last = channels_last and any(map(_reads_channels, self.layers))
-
-    @property
-    def layers(self) -> list[Layer]:
-        return [wired.layer for wired in self._wired]
-
-    @property
-    def wired(self) -> Sequence[Wired]:
-        return self._wired
-
-    @property
-    def all_shapes(self) -> Sequence[Shape]:
-        """The shape of each value, by its number."""
-        return self._shapes
 
     @property
     def bound(self) -> list[list[Tensor]]:
@@ -125,16 +88,6 @@ class Net:
         return self.parameters.flat
 
     @property
-    def outputs(self) -> Mapping[str, Shape]:
-        """The values that no layer reads, in the order of their names, as Caffe's outputs."""
-        return {name: self._shapes[number] for name, number in self._outputs.items()}
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """The shape of each value between the layers, by its name; of several under one name the last."""
-        return {name: self._shapes[number] for name, number in self._names.items()}
-
-    @property
     def judged_boxes(self) -> frozenset[str]:
         """The outputs that a DetectionEvaluate layer makes."""
         tops = {
@@ -150,13 +103,6 @@ class Net:
         """Whether all BatchNorm layers that normalize by running sums have some."""
         users = [wired for wired in self._wired if uses_statistics(wired.layer.param)]
         return all(float(wired.blobs[2]) for wired in users)
-
-    @property
-    def batch(self) -> int:
-        """Leading extent of the first layer's first top; 0 if it has none."""
-        tops = self._wired[0].tops if self._wired else ()
-        shape = self._shapes[tops[0]] if tops else ()
-        return shape[0] if shape else 0
 
     def read(self) -> dict[int, Tensor]:
         """The tops of the data layers for the next batch, by their numbers, where the layers made them."""
@@ -267,8 +213,8 @@ class Net:
         for source in self.sources:
             source.close()
 
-    def _add(self, param: Any, place: LayerContext, unread: set[str]) -> None:
-        """Wire and set up one layer."""
+    def make_layer(self, param: Any, context: LayerContext) -> Layer:
+        """Also one that reads records; raises `EngineError` for what this engine does not have."""
         known = type_here(param)
         kind = LAYERS.get(known) or SOURCES.get(known)
         if known in REFUSED:
@@ -278,47 +224,9 @@ class Net:
                 f"layer {param.name!r} has the type {param.type!r}, which the PyTorch engine does not have: "
                 "use --engine caffe, or layers that docs/layers.md lists"
             )
-        if param.type.endswith("Loss") and not param.top:
-            # Caffe gives a loss the top that it lacks.
-            unnamed = type(param)()
-            unnamed.CopyFrom(param)
-            unnamed.top.append(_AUTOMATIC)
-            param = unnamed
-        pin = self.device.type == "cuda"
-        layer = kind(param, place, pin=pin) if issubclass(kind, BatchSource) else kind(param, place)
-        bottoms = []
-        for name in param.bottom:
-            if name not in self._names:
-                raise layer.refuse(
-                    f"reads {name!r}, which no layer before it makes: correct bottom"
-                )
-            bottoms.append(self._names[name])
-        _check_number(layer, "bottom", len(param.bottom), kind.bottoms)
-        _check_number(layer, "top", len(param.top), kind.tops)
-        if param.propagate_down and len(param.propagate_down) != len(bottoms):
-            raise layer.refuse(
-                f"has {len(param.propagate_down)} propagate_down for {len(bottoms)} bottoms: give one for each"
-            )
-        detached = frozenset(at for at, given in enumerate(param.propagate_down) if not given)
-        shapes = layer.setup([self._shapes[number] for number in bottoms])
-        first = len(self._shapes)
-        self._shapes += [tuple(shape) for shape in shapes]
-        tops = tuple(range(first, len(self._shapes)))
-        # Appended before the checks: `close` must find a data layer's threads.
-        self._wired.append(Wired(layer, tuple(bottoms), tops, detached))
-        unread.difference_update(param.bottom)
-        for at, (name, number) in enumerate(zip(param.top, tops, strict=True)):
-            if name == _AUTOMATIC:
-                continue
-            in_place = at < len(param.bottom) and name == param.bottom[at]
-            if name in self._names and not in_place:
-                raise layer.refuse(f"makes {name!r}, which another layer makes too: rename its top")
-            self._names[name] = number
-            unread.add(name)
-        if len(param.param) > len(layer.blobs):
-            raise layer.refuse(
-                f"has {len(param.param)} param for {len(layer.blobs)} blobs: remove those too many"
-            )
+        if issubclass(kind, BatchSource):
+            return kind(param, context, pin=self.device.type == "cuda")
+        return kind(param, context)
 
     def _make_parameters(self, share: Net | None) -> None:
         """Allocate the blobs that the net owns, fill them, and bind every layer to its own."""
@@ -419,28 +327,11 @@ def _reads_channels(layer: Layer) -> bool:
     return layer.blobs[0].shape[1] > 1 or layer.param.convolution_param.group > 1
 
 
-def _phase_of(param: Any, phase: str) -> str:
-    """A layer may have a phase of its own."""
-    if not param.HasField("phase"):
-        return phase
-    values = param.DESCRIPTOR.fields_by_name["phase"].enum_type.values_by_number
-    return str(values[param.phase].name)
-
-
 def _weighted(top: Tensor, weight: float) -> Tensor:
     top = top.float()
     if top.dim():
         top = top.sum()
     return top if weight == 1.0 else top * weight
-
-
-def _check_number(layer: Layer, what: str, found: int, bounds: tuple[int, int | None]) -> None:
-    least, most = bounds
-    if found >= least and (most is None or found <= most):
-        return
-    several = f"{least}" if least == most else f"{least} to {most}"
-    wanted = f"{least} or more" if most is None else several
-    raise layer.refuse(f"has {found} {what}s, and needs {wanted}: correct its {what}s")
 
 
 def _failed(layer: Layer, error: RuntimeError) -> EngineError:

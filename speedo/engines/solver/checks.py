@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from caffenets.data_layers import batch_of, data_layers
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
-from speedo.engines.solver.data_layers import batch_of, data_layers
 from speedo.engines.solver.net_checks import net_problems
 from speedo.engines.solver.solver_checks import solver_problems
 from speedo.engines.solver.spec import SolverSpec

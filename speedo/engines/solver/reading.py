@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.data_layers import data_layers, net_batch, set_net_batch, source_of
 from caffenets.host_program import caffe_schema
 from caffenets.nets import read_net
 from caffenets.prototxt.dialect import caffes_text, top_fields
+from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
-from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
 from speedo.engines.solver.lr_policies import LrPolicy
 from speedo.engines.solver.net_checks import net_problems
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.solver_checks import SOLVER_TYPES, solver_problems
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec, apply_overrides
-from speedo.engines.solver.state import filter_net
 from speedo.errors import SolverError
 
 _NET_FIELDS = (

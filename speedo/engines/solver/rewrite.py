@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from caffenets.data_layers import SOURCES, data_layers, set_net_batch
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text, set_field, to_text
 from speedo.engines.solver.conversion import read_conversion
-from speedo.engines.solver.data_layers import SOURCES, data_layers, set_net_batch
 from speedo.engines.solver.division import scale_losses
 from speedo.engines.solver.fillers import Draws, keep_fillers
 from speedo.engines.solver.hdf5_shares import write_shares

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets import nets
+from caffenets.data_layers import data_layers, net_batch, set_net_batch, source_of
 from caffenets.host_program import caffe_schema
+from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import parse_text, to_text
-from speedo.engines.solver.data_layers import data_layers, net_batch, set_net_batch, source_of
 from speedo.engines.solver.net_checks import problems_of_tests
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.reading import is_net, read_solver, spec_of
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec
-from speedo.engines.solver.state import filter_net
 from speedo.errors import SolverError
 from speedo.system.bounds import EngineName
 

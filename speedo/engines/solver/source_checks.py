@@ -13,10 +13,10 @@ import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from caffenets.data_layers import SOURCES, batch_of, source_of
 from caffenets.files import read_bytes, read_names
 from caffenets.host_program import caffe_schema
 from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
-from speedo.engines.solver.data_layers import SOURCES, batch_of, source_of
 from speedo.engines.solver.paths import SearchPath
 from speedo.errors import SolverError
 from speedo.system.bounds import LARGEST_INT32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from caffenets.data_layers import SOURCES, batch_of, data_layers, source_of
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.solver import SolverSpec
-from speedo.engines.solver.data_layers import SOURCES, batch_of, data_layers, source_of
 from speedo.errors import SolverError
 
 COLORS: Final = 3

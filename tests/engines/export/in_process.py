@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
+from caffenets.deploy import with_batch
 from caffenets.export.steps import dims_of
 from caffenets.weight_files.caffemodel import Model
 from speedo.engines.caffe_import import load_caffe, prepare_environment
-from speedo.engines.export.deploy import with_batch
 from speedo.engines.export.layered import Layered, draw_inputs, layered
 from speedo.errors import EngineError
 from tests.support.stored_arrays import held_model

@@ -13,10 +13,10 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.onnx_session import opened
+from caffenets.prototxt.state import filter_net
 from caffenets.weight_files.caffemodel import Model
 from speedo.engines.export.int8_model import quantising
 from speedo.engines.export.int8_split import INTEGER, Split, output_of, split
-from speedo.engines.solver.state import filter_net
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import Tried, on_pycaffe, on_torch, parsed
 from tests.support.random_nets import random_net

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from caffenets.prototxt.state import filter_net
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.solver.state import filter_net
 from speedo.errors import EngineError
 from tests.support.archived_nets import CACHE, SIZES, VECTOR, archived_nets, nets, parsed
 

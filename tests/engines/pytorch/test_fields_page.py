@@ -151,10 +151,10 @@ def net_outcome(text: str) -> Any:
     """A train net: its loss, gradient, outputs, and what its parameters are called and multiplied by."""
     import torch
 
+    from caffenets.prototxt.state import filter_net
     from caffenets.prototxt.upgrade import upgrade_net
     from speedo.engines.pytorch.leaving import backward_of
     from speedo.engines.pytorch.net import Net
-    from speedo.engines.solver.state import filter_net
     from speedo.engines.solver_update import multipliers
 
     net = text_format.Parse(text, caffe_pb2.NetParameter())

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from caffenets.data_layers import batch_of
+from caffenets.deploy import Deploy, deploy_of
+from caffenets.errors import ConfigError, SolverError
 from caffenets.export.steps import Shape
-from speedo.engines.solver.data_layers import batch_of
-from speedo.errors import ConfigError, SolverError
 
 _GIVEN: Final = re.compile(r"(?P<name>[^=]+)=(?P<sizes>[1-9][0-9]*(?:x[1-9][0-9]*)*)")
 MOST_VALUES: Final = 1 << 28  # of an input: 1 GiB
@@ -33,6 +34,27 @@ def given_shapes(texts: Sequence[str]) -> dict[str, Shape]:
     return found
 
 
+def deployed(
+    net: Any,
+    origin: str,
+    given: Mapping[str, Shape],
+    known: Mapping[str, Shape] | None = None,
+    blobs: Mapping[str, Sequence[Shape]] | None = None,
+    remedy: str = "",
+) -> Deploy:
+    """The deploy net of `deploy_of`, with inputs of the shapes that `InputShapes` finds. Raises `SolverError`."""
+    deploy = deploy_of(
+        net, InputShapes(net, given, known or {}, blobs or {}, origin, remedy), origin
+    )
+    unknown = [name for name in given if name not in deploy.inputs]
+    if unknown:
+        raise SolverError(
+            f"--shape names {unknown[0]!r}, but the net's inputs are {', '.join(map(repr, deploy.inputs))}: "
+            "name one of these"
+        )
+    return deploy
+
+
 class InputShapes:
     """Answers for each data layer; `known` are the shapes of a batch of its records, as far as those could be read."""
 
@@ -43,9 +65,11 @@ class InputShapes:
         known: Mapping[str, Shape],
         blobs: Mapping[str, Sequence[Shape]],
         origin: str,
+        remedy: str = "",
     ) -> None:
+        """`remedy` is what else than `--shape` may be given, as words with an "or" at their end."""
         self._net, self._given, self._known = net, given, known
-        self._blobs, self._origin = blobs, origin
+        self._blobs, self._origin, self._remedy = blobs, origin, remedy
 
     def __call__(self, layer: Any, tops: Sequence[str]) -> dict[str, Shape]:
         """The shapes of these tops. Raises `SolverError` with the option that gives them."""
@@ -60,7 +84,7 @@ class InputShapes:
             if shape is None:
                 raise SolverError(
                     f"{self._origin}: the sizes of {top!r} are not known, because the records of layer "
-                    f"{layer.name!r} ({layer.type}) are not here: give --data-root, or --shape {top}=1x3x227x227 with "
+                    f"{layer.name!r} ({layer.type}) are not here: give {self._remedy}--shape {top}=1x3x227x227 with "
                     "its sizes"
                 )
             found[top] = shape

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedo.errors import SolverError
+from caffenets.errors import SolverError
 
 
 def merged_state(net: Any, phase: int, state: Any | None) -> Any:

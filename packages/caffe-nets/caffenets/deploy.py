@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from caffenets.data_layers import FED_FROM_OUTSIDE, is_data_layer
+from caffenets.errors import SolverError
 from caffenets.export.steps import Shape
-from speedo.engines.solver.data_layers import FED_FROM_OUTSIDE, is_data_layer
-from speedo.errors import SolverError
 
 # What a loss computes of its first bottom before it compares: the layer, and where the loss has its axis.
 _WITHIN: Final = {
