@@ -79,8 +79,8 @@ def export(
     had it. Each file is computed at once, on random records and, where the net's data are here, on test records, and
     compared with the engine; the largest difference is printed. Above 1e-4 of the largest output nothing is written.
     """
+    from caffenets.export.exporting import Wanted
     from caffenets.inputs import given_shapes
-    from speedo.engines.export.export import Wanted
     from speedo.engines.export.export import export as export_model
 
     given = given_shapes(shapes)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import caffenets
-from caffenets import files
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.pytorch.refused import REFUSED
 from speedo.system.bounds import EngineName
@@ -40,13 +39,3 @@ def _pytorch_layers() -> tuple[str, ...]:
 def refusals(engine: EngineName) -> Mapping[str, str]:
     """The types that the engine does not have though Caffe does: why, and what to do."""
     return REFUSED if engine == "torch" else {}
-
-
-def line_of_layer(file: str, name: str) -> str:
-    """`, line 12` where this file names the layer; empty where that is not found."""
-    try:
-        text = files.read_bytes(Path(file), files.MOST_TEXT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    found = re.search(rf"""\bname\s*:\s*(["']){re.escape(name)}\1""", text)
-    return "" if found is None else f", line {text.count(chr(10), 0, found.start()) + 1}"

@@ -21,10 +21,10 @@ from typing import Any, Final
 from google.protobuf import text_format
 
 from caffenets.host_program import caffe_schema
+from caffenets.prototxt.text import line_of_layer
 from speedo.engines.batch_division import Division, try_division
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import label_uses
-from speedo.engines.layer_types import line_of_layer
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception, is_about_image
 from speedo.engines.record_check import first_problem, is_known, remember, until

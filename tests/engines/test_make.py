@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from speedo.engines.layer_types import layer_types, line_of_layer
+from caffenets.prototxt.text import line_of_layer
+from speedo.engines.layer_types import layer_types
 from speedo.engines.make import EngineChoice
 from speedo.engines.solver import SolverOverrides, check_solver, read_solver
 from speedo.errors import SolverError

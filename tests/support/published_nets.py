@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
+from caffenets.export.layered import draw_inputs
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.export.layered import draw_inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,21 +6,22 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from caffenets.costs import BYTES, costs_of
 from caffenets.deploy import Deploy
 from caffenets.errors import NetError
-from caffenets.export.steps import Shape
-from caffenets.extras import lacking
+from caffenets.export.exporting import Wanted, check_wanted, exported
+from caffenets.extras import lacking, needed
 from caffenets.files import written_whole
 from caffenets.inputs import given_shapes
 from caffenets.nets import net_differences, read_deploy, read_net
 from caffenets.picture import picture
 from caffenets.prototxt.text import to_text
-from caffenets.weight_files.stored import shape_text
+from caffenets.weight_files.stored import Shape, shape_text
 from caffenets.weights import differences, read_weights
 
 FORMATS: Final = """A file named .prototxt is a net, in any format that Caffe has had. Other files are weights:
@@ -89,7 +90,24 @@ def _parser() -> argparse.ArgumentParser:
     for one in (upgrade, deploy):
         one.add_argument("file", type=Path, metavar="NET")
         one.add_argument("out", type=Path, metavar="OUT", nargs="?", help="default: print it")
-    for one in (show, deploy):
+    export = command(
+        "export",
+        _export,
+        "Write a net with its weights for other programs: ONNX, plain PyTorch, a deploy net",
+    )
+    export.add_argument("file", type=Path, metavar="NET")
+    export.add_argument(
+        "weights", type=Path, metavar="WEIGHTS", nargs="?", help="a .caffemodel or .caffemodel.h5"
+    )
+    export.add_argument("--onnx", type=Path, metavar="OUT.onnx", help="an ONNX file")
+    export.add_argument(
+        "--torch",
+        type=Path,
+        metavar="OUT.py",
+        help="a module of plain PyTorch, and a .pt beside it",
+    )
+    export.add_argument("--deploy", type=Path, metavar="OUT.prototxt", help="the deploy net")
+    for one in (show, deploy, export):
         one.add_argument(
             "--shape",
             action="append",
@@ -97,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME=SIZES",
             help="the sizes of an input, the batch among them, where the net does not say them: data=1x3x227x227",
         )
-    for one in (show, diff, upgrade, deploy):
+    for one in (show, diff, upgrade, deploy, export):
         one.add_argument(
             "--ignore-unknown",
             action="store_true",
@@ -223,6 +241,23 @@ def _diff(asked: argparse.Namespace) -> int:
     if not asked.json:
         print(f"{count:,} of {len(first.keys() | second.keys()):,} arrays differ")
     return 1 if count else 0
+
+
+def _export(asked: argparse.Namespace) -> int:
+    """The files are compared with what this package computes, and only then written."""
+    wanted = Wanted(asked.onnx, asked.torch, asked.deploy)
+    check_wanted(wanted, asked.weights)
+    needed("torch", "torch", "an export, which is compared with the net,")
+    from caffenets.pytorch.trials import TrialsHere
+
+    deploy = _deploy(asked, given_shapes(asked.shape))
+    with TemporaryDirectory() as scratch:
+        for line in exported(
+            *(replace(deploy, notes=[]), asked.weights, wanted, TrialsHere(), str(asked.file)),
+            Path(scratch),
+        ):
+            print(line)
+    return 0
 
 
 def _upgrade(asked: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, is_data_layer
 from caffenets.errors import SolverError
-from caffenets.export.steps import Shape
+from caffenets.weight_files.stored import Shape
 
 # What a loss computes of its first bottom before it compares: the layer, and where the loss has its axis.
 _WITHIN: Final = {

@@ -9,7 +9,7 @@ from typing import Any, Final
 from caffenets.data_layers import batch_of
 from caffenets.deploy import Deploy, deploy_of
 from caffenets.errors import ConfigError, SolverError
-from caffenets.export.steps import Shape
+from caffenets.weight_files.stored import Shape
 
 _GIVEN: Final = re.compile(r"(?P<name>[^=]+)=(?P<sizes>[1-9][0-9]*(?:x[1-9][0-9]*)*)")
 MOST_VALUES: Final = 1 << 28  # of an input: 1 GiB

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caffenets.export.steps import Shape
 from caffenets.extras import needed
 from caffenets.nets import read_deploy
+from caffenets.weight_files.stored import Shape
 
 if TYPE_CHECKING:
     from caffenets.pytorch.module import CaffeModule

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from caffenets.deploy import Deploy, is_whole
-from caffenets.export.steps import Shape
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
 from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
+from caffenets.weight_files.stored import Shape
 
 
 def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:

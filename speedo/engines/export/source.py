@@ -11,11 +11,12 @@ from typing import Any
 from caffenets.data_layers import data_layers
 from caffenets.deploy import Deploy, is_whole
 from caffenets.export.steps import Shape
+from caffenets.export.transform import Transform, transforms_of
+from caffenets.export.trials import Arrays
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
 from caffenets.prototxt.text import parse_text, to_text
-from speedo.engines.export.transform import Transform, transforms_of
-from speedo.engines.export.trial import Arrays, Trials
+from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.solver.net_checks import problems_of_deploy
 from speedo.engines.solver.reading import is_net, read_solver
@@ -48,7 +49,7 @@ class Source:
 
     def transforms(self, deploy: Deploy) -> dict[str, Transform]:
         """What the net's data layers do to their records. Raises `SolverError` where they do nothing."""
-        found = transforms_of(self.net, deploy.inputs, self.spec.search, self.origin)
+        found = transforms_of(self.net, deploy.inputs, self.spec.search.require, self.origin)
         if not found:
             raise SolverError(
                 f"{self.origin}: no data layer subtracts a mean or scales: leave --transform out"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf import text_format
 
-from caffenets.export.steps import Shape
+from caffenets.export.trials import Arrays, Computed
 from caffenets.onnx_session import opened
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.child import PROBLEM, started, tell
@@ -29,30 +29,23 @@ from speedo.errors import EngineError, SolverError, SpeedoError
 
 DONE: Final = "speedo-done: "
 _MODULE: Final = "speedo.engines.export.trial"
-Arrays = Mapping[str, npt.NDArray[Any]]
 Run = Mapping[str, Any]  # `file` has its inputs, and then its outputs
 Compute = Callable[[Run, Arrays], tuple[Any, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What an engine made of a net: the shapes between its layers and of its blobs, and its outputs.
-
-    `constants` are the tops that depend on shapes alone, by their names.
-    """
-
-    shapes: Mapping[str, Shape]
-    blobs: Mapping[str, tuple[Shape, ...]]
-    outputs: Arrays
-    constants: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-
-
 class Trials:
-    """Runs trials one after another; `folder` is for their files, `origin` begins every sentence about the net."""
+    """Implements `caffenets.export.trials.Trials`, one after another.
+
+    `folder` is for their files, `origin` begins every sentence about the net.
+    """
 
     def __init__(self, choice: EngineChoice, folder: Path, origin: str) -> None:
         self.choice, self._folder, self._origin = choice, folder, origin
         self._count = 0
+
+    @property
+    def judge(self) -> str:
+        return self.choice.name
 
     def engine(self, nets: Sequence[tuple[Any, Arrays]], weights: Path | None) -> list[Computed]:
         """Nets with inputs, in Caffe's TEST phase. Raises `SolverError`, `EngineError`."""
@@ -230,7 +223,8 @@ def _computing(request: dict[str, Any]) -> Compute:
     load_torch()
     from speedo.engines.pytorch import export_trials
 
-    return export_trials.computing(request)
+    values = read_arrays(Path(request["values"])) if kind == "torch" else {}
+    return export_trials.computing(request, values)
 
 
 def main() -> None:

@@ -10,13 +10,13 @@ from typing import IO, Any, Final
 import numpy as np
 
 from caffenets.export.layer_export import Values, exporters
+from caffenets.export.layered import Layered, draw_inputs, layered
 from caffenets.export.steps import Shape, identifiers
 from caffenets.files import written_whole
 from caffenets.weight_files.caffemodel import write_model
 from caffenets.weight_files.onnx import read_initializers
 from caffenets.weight_files.state_dict import read_state_dict
 from caffenets.weight_files.stored import Stored
-from speedo.engines.export.layered import Layered, draw_inputs, layered
 from speedo.engines.export.source import read_source
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.export.trials import Arrays
 from caffenets.pytorch.layers.inputs import Input
 from caffenets.pytorch.layers.prior_box import PriorBox
+from caffenets.pytorch.trials import module_in, on_module, save_state_dict
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import net_blobs
 from speedo.engines.weights_check import load_to_score
 
-Arrays = Mapping[str, npt.NDArray[Any]]
 
-
-def computing(request: dict[str, Any]) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Any]]:
-    """What computes the runs of a request of `speedo.engines.export.trial`.
+def computing(
+    request: dict[str, Any], values: Arrays
+) -> Callable[[Mapping[str, Any], Arrays], tuple[Any, Any]]:
+    """What computes the runs of a request of `speedo.engines.export.trial`; `values` are a module's.
 
     Raises `EngineError`, `SolverError`.
     """
@@ -35,9 +33,10 @@ def computing(request: dict[str, Any]) -> Callable[[Mapping[str, Any], Arrays], 
     if kind == "engine":
         weights = request["weights"]
         return lambda run, inputs: _on_the_engine(run["net"], inputs, weights)
-    _save_state_dict(request)
-    module = _loaded(Path(request["file"]))
-    return lambda run, inputs: (None, _on_a_module(module, inputs, request["names"]))
+    file = Path(request["file"])
+    save_state_dict(file, values, request["owners"])
+    module = module_in(file)
+    return lambda run, inputs: (None, on_module(module, inputs, request["names"]))
 
 
 def _on_the_engine(text: str, inputs: Arrays, weights: str | None) -> tuple[Any, Arrays]:
@@ -78,26 +77,3 @@ def _records(request: dict[str, Any]) -> list[Arrays]:
         ]
     finally:
         net.close()
-
-
-def _save_state_dict(request: Mapping[str, Any]) -> None:
-    with np.load(request["values"], allow_pickle=False) as stored:
-        names = json.loads(stored["names"].tobytes())
-        tensors = {name: torch.from_numpy(stored[f"a{at}"]) for at, name in enumerate(names)}
-    values = {key: tensors[owner] for key, owner in request["owners"].items()}
-    torch.save(values, Path(request["file"]).with_suffix(".pt"))
-
-
-def _loaded(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("exported", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.load()
-
-
-def _on_a_module(module: Any, inputs: Arrays, names: Sequence[str]) -> Arrays:
-    found = module(*(torch.from_numpy(values) for values in inputs.values()))
-    named = found if isinstance(found, dict) else {names[0]: found}
-    return {name: one.numpy() for name, one in named.items()}

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from caffenets.export.exporting import as_onnx
+from caffenets.export.trials import Arrays
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text, to_text
-from speedo.engines.export.export import as_onnx
 from speedo.engines.export.int8_model import WEIGHTS
 from speedo.engines.export.int8_split import INTEGER, Split, split
 from speedo.engines.export.source import read_records
-from speedo.engines.export.trial import Arrays, Trials
+from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
 from speedo.engines.pytorch.refused import ONNX_LAYER
 from speedo.engines.solver import SolverSpec

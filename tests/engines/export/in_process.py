@@ -10,10 +10,10 @@ import numpy as np
 from google.protobuf import text_format
 
 from caffenets.deploy import with_batch
+from caffenets.export.layered import Layered, draw_inputs, layered
 from caffenets.export.steps import dims_of
 from caffenets.weight_files.caffemodel import Model
 from speedo.engines.caffe_import import load_caffe, prepare_environment
-from speedo.engines.export.layered import Layered, draw_inputs, layered
 from speedo.errors import EngineError
 from tests.support.stored_arrays import held_model
 
@@ -84,7 +84,7 @@ def on_torch(net: Any, batches: tuple[int, ...] = BATCHES) -> Tried:
         given = draw_inputs(sized, np.random.default_rng(batch))
         torch.manual_seed(3)
         text = text_format.MessageToString(sized)
-        answer, found = computing(request)({"net": text}, given)
+        answer, found = computing(request, {})({"net": text}, given)
         inputs.append(given)
         outputs.append(found)
         answers.append(answer)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from caffenets.export.differences import difference
 from caffenets.weight_files.caffemodel import read_model
 from speedo.cli.main import main
 from speedo.data.wire import mean_to_bytes
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.export.differences import difference
 from tests.engines.export.in_process import fill, in_onnx_runtime
 from tests.support.nets import BATCH_NORM, LENET, net_text, write_solver
 

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.export.differences import difference
 from caffenets.export.layer_export import exporters
-from speedo.engines.export.differences import difference
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import (
     in_onnx_runtime,

@@ -13,9 +13,9 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.deploy import Deploy, batch_axes, deploy_of, is_whole, with_batch
+from caffenets.export.differences import difference
 from caffenets.prototxt.state import filter_net
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.export.differences import difference
 from tests.engines.export.in_process import (
     Tried,
     in_onnx_runtime,

@@ -10,9 +10,9 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.deploy import batch_axes, deploy_of
+from caffenets.export.differences import difference
+from caffenets.export.layered import FixedBatchError
 from caffenets.prototxt.state import filter_net
-from speedo.engines.export.differences import difference
-from speedo.engines.export.layered import FixedBatchError
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import in_onnx_runtime, in_pytorch, on_torch
 from tests.support.random_nets import WIDTH, random_net

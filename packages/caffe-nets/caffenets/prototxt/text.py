@@ -11,6 +11,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
+from caffenets import files
 from caffenets.errors import SolverError
 from caffenets.prototxt.dialect import caffes_text, value_of_field, with_field
 from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_words
@@ -156,3 +157,13 @@ def _bound(field: str, message: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:190]}..."
+
+
+def line_of_layer(file: str, name: str) -> str:
+    """`, line 12` where this file names the layer; empty where that is not found."""
+    try:
+        text = files.read_bytes(Path(file), files.MOST_TEXT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    found = re.search(rf"""\bname\s*:\s*(["']){re.escape(name)}\1""", text)
+    return "" if found is None else f", line {text.count(chr(10), 0, found.start()) + 1}"

@@ -29,10 +29,10 @@ class CaffeModule(torch.nn.Module):
         super().__init__()
         self.inputs: Mapping[str, Shape] = dict(deploy.inputs)
         self._net, self._computed = deploy.net, deploy.inputs
-        self._graph = NetGraph(deploy.net, "TEST", LayerContext("TEST"))
+        self.graph = NetGraph(deploy.net, "TEST", LayerContext("TEST"))
         self._names: list[list[str]] = []  # of each layer's blobs those of the parameters
         owners: dict[str, str] = {}
-        for wired in self._graph.wired:
+        for wired in self.graph.wired:
             layer, own = wired.layer, list[str]()
             for number, spec in enumerate(layer.blobs):
                 name = f"{layer.name}/{number}".replace(".", "_")
@@ -53,14 +53,14 @@ class CaffeModule(torch.nn.Module):
         Layers that the file does not have keep theirs. Raises `EngineError` for other shapes, or a damaged file.
         """
         blobs, shared, places = [], list[tuple[str, int]](), dict[tuple[str, int], str]()
-        for wired, names in zip(self._graph.wired, self._names, strict=True):
+        for wired, names in zip(self.graph.wired, self._names, strict=True):
             for number, (spec, name) in enumerate(zip(wired.layer.blobs, names, strict=True)):
                 key = wired.layer.name, number
                 blobs.append((*key, tuple(spec.shape)))
                 if name in places.values():
                     shared.append(key)
                 places[key] = name
-        layers = [wired.layer.name for wired in self._graph.wired]
+        layers = [wired.layer.name for wired in self.graph.wired]
         found = matched(read_model(Path(weights)), blobs, layers=layers, shared=shared)
         values = dict(self.named_parameters()) | dict(self.named_buffers())
         with torch.no_grad():
@@ -74,7 +74,7 @@ class CaffeModule(torch.nn.Module):
             raise ConfigError(
                 f"{len(given)} tensors are given, and the net has the inputs {', '.join(self.inputs)}"
             )
-        graph = self._graph_for(
+        graph = self._at_sizes(
             {n: tuple(one.shape) for n, one in zip(self.inputs, given, strict=True)}
         )
         tops = dict(zip(self.inputs, given, strict=True))
@@ -96,7 +96,7 @@ class CaffeModule(torch.nn.Module):
                 values[number] = None
         return {name: values[number] for name, number in graph.output_numbers.items()}  # type: ignore[misc]
 
-    def _graph_for(self, shapes: Mapping[str, Shape]) -> NetGraph:
+    def _at_sizes(self, shapes: Mapping[str, Shape]) -> NetGraph:
         """That of the last pass, or another one for inputs of other shapes."""
         if shapes != self._computed:
             net = type(self._net)()
@@ -107,10 +107,10 @@ class CaffeModule(torch.nn.Module):
                     for top in layer.top:
                         layer.input_param.shape.add().dim.extend(shapes[top])
             graph = NetGraph(net, "TEST", LayerContext("TEST"))
-            for old, new in zip(self._graph.wired, graph.wired, strict=True):
+            for old, new in zip(self.graph.wired, graph.wired, strict=True):
                 if [one.shape for one in old.layer.blobs] != [one.shape for one in new.layer.blobs]:
                     raise new.layer.refuse(
                         "needs other weights for inputs of these sizes: give those of the net"
                     )
-            self._graph, self._computed = graph, dict(shapes)
-        return self._graph
+            self.graph, self._computed = graph, dict(shapes)
+        return self.graph

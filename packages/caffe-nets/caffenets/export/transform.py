@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from caffenets.errors import SolverError
 from caffenets.export.layer_export import LayerExport, Values, exporters
 from caffenets.export.steps import Dims, Shape, Step
 from caffenets.files import read_bytes
 from caffenets.host_program import caffe_schema
-from speedo.engines.solver.paths import SearchPath
-from speedo.errors import SolverError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,12 @@ class Transform:
 
 
 def transforms_of(
-    net: Any, inputs: Mapping[str, Shape], search: SearchPath, origin: str
+    net: Any, inputs: Mapping[str, Shape], require: Callable[[str, str], Path], origin: str
 ) -> dict[str, Transform]:
-    """Of each input of a net with data layers what its layer does, where it does something. Raises `SolverError`."""
+    """Of each input of a net with data layers what its layer does, where it does something. Raises `SolverError`.
+
+    `require` finds the file of a mean, or raises an error that begins with the words it is given.
+    """
     found = {}
     for layer in net.layer:
         name = str(layer.top[0]) if layer.top and not layer.bottom else ""
@@ -69,7 +71,7 @@ def transforms_of(
         param, shape = layer.transform_param, inputs[name]
         mean = None
         if param.mean_file:
-            path = search.require(param.mean_file, f"layer {layer.name!r} needs the mean file")
+            path = require(param.mean_file, f"layer {layer.name!r} needs the mean file")
             mean = _cropped(_read(path), shape, f"{origin}: layer {layer.name!r}")
         elif param.mean_value:
             given = np.array(param.mean_value, np.float32)

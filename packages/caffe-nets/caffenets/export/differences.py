@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.engines.export.trial import Arrays
-from speedo.errors import EngineError
+from caffenets.errors import EngineError
+from caffenets.export.trials import Arrays
 
 Array = npt.NDArray[Any]
 MOST: Final = 1e-4  # above it an export fails; ten times what rounding makes of a deep net

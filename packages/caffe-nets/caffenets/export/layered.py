@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from caffenets.errors import SolverError
 from caffenets.export.layer_export import LayerExport, Values, exporters
 from caffenets.export.onnx_graph import Graph
 from caffenets.export.steps import (
@@ -22,11 +23,10 @@ from caffenets.export.steps import (
     with_own_names,
 )
 from caffenets.export.torch_code import Code
+from caffenets.export.transform import Transform
+from caffenets.export.trials import Arrays
+from caffenets.prototxt.text import line_of_layer
 from caffenets.weight_files.caffemodel import Model, matched
-from speedo.engines.export.transform import Transform
-from speedo.engines.export.trial import Arrays
-from speedo.engines.layer_types import line_of_layer
-from speedo.errors import SolverError
 
 
 class FixedBatchError(SolverError):

@@ -1,0 +1,87 @@
+"""A net with its weights goes out as ONNX and as plain PyTorch, and comes back as other programs read it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caffenets.command import main
+from caffenets.nets import read_deploy
+from caffenets.prototxt.text import to_text
+from caffenets.weight_files.caffemodel import write_model
+from caffenets.weights import read_weights
+
+pytestmark = pytest.mark.torch
+BUNDLED = Path(__file__).resolve().parents[3] / "prototxt"
+
+
+def trained(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[Path, Path]:
+    """A bundled net's deploy net and random weights for it."""
+    from caffenets.pytorch.module import CaffeModule
+
+    deploy = read_deploy(BUNDLED / name / "train_test.prototxt", {"data": shape})
+    net, weights = folder / f"{name}.prototxt", folder / f"{name}.caffemodel"
+    net.write_text(to_text(deploy.net))
+    rng, layers = np.random.default_rng(1), []
+    for wired in CaffeModule(deploy).graph.wired:
+        blobs = [rng.standard_normal(tuple(one.shape), np.float32) for one in wired.layer.blobs]
+        layers.append((wired.layer.param, [one / np.sqrt(max(1, one[0].size)) for one in blobs]))
+    with weights.open("wb") as out:
+        write_model(out, name, layers)
+    return net, weights
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, said.out, said.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("lenet", (1, 1, 28, 28)),
+        pytest.param("googlenet", (1, 3, 224, 224), marks=pytest.mark.matrix),
+    ],
+)
+def test_a_net_goes_out_in_each_form_with_any_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, shape: tuple[int, ...]
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    net, weights = trained(tmp_path, name, shape)
+    files = [tmp_path / f"out.{end}" for end in ("onnx", "py", "prototxt")]
+    words = zip(("--onnx", "--torch", "--deploy"), files, strict=True)
+    status, out, err = run(
+        capsys, "export", net, weights, *(word for pair in words for word in pair)
+    )
+    assert (status, err) == (0, "")
+    apart = [float(one) for one in re.findall(r"by at most (\S+) on random records", out)]
+    assert len(apart) == 2
+    assert max(apart) <= 1e-5
+    session = runtime.InferenceSession(str(files[0]), providers=["CPUExecutionProvider"])
+    (prob,) = session.run(None, {"data": np.ones((3, *shape[1:]), np.float32)})
+    assert prob.shape[0] == 3
+    own = read_weights(weights)
+    assert sum(one.size for one in read_weights(files[1].with_suffix(".pt")).values()) == sum(
+        one.size for one in own.values()
+    )
+
+
+def test_nothing_is_written_where_something_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, weights = trained(tmp_path, "lenet", (1, 1, 28, 28))
+    out = tmp_path / "net.onnx"
+    status, _, err = run(capsys, "export", net, "--onnx", out)
+    assert (status, "a model is needed for --onnx and --torch" in err) == (2, True)
+    assert run(capsys, "export", net, weights)[0] == 2
+    weights.write_bytes(weights.read_bytes()[:5000])
+    status, _, err = run(capsys, "export", net, weights, "--onnx", out)
+    assert (status, err.count("\n")) == (2, 1)
+    assert not out.exists()
