@@ -16,6 +16,7 @@ import os
 import pickle
 import pkgutil
 import random
+import re
 import runpy
 import select
 import selectors
@@ -293,29 +294,38 @@ class RayFlags:
     """
 
     _STANDING_IN: Final = {"RAY_JOB_ID": "speedo-test-job", "RAY_RAYLET_PID": "speedo-test-pid"}
-    _HEAD: Final = struct.Struct("<QQi4x")  # length, capacity, references
+    _HEAD_BYTES: Final = 24  # length, capacity, references
 
     def __init__(self, load: Callable[[], object]) -> None:
         os.environ.update(self._STANDING_IN)
         load()
-        self._places = {name: self._place(text) for name, text in self._STANDING_IN.items()}
-
-    def _place(self, text: str) -> int:
-        wanted = self._HEAD.pack(len(text), len(text), 0) + text.encode()
+        self._places = dict[str, int]()
+        patterns = {name: self._pattern(text) for name, text in self._STANDING_IN.items()}
         for line in Path("/proc/self/maps").read_text().splitlines():
             where, rights, *_, last = line.split()
             start, end = (int(one, 16) for one in where.split("-"))
             if rights.startswith("rw") and not last.startswith("[v"):
-                at = ctypes.string_at(start, end - start).find(wanted)
-                if at >= 0:
-                    return start + at
-        raise LookupError(text)
+                content = ctypes.string_at(start, end - start)
+                for name, pattern in patterns.items():
+                    if (found := pattern.search(content)) is not None:
+                        self._places.setdefault(name, start + found.start())
+        if lacking := patterns.keys() - self._places.keys():
+            raise LookupError(f"Ray has {', '.join(lacking)} nowhere as it was found before")
+
+    @staticmethod
+    def _pattern(text: str) -> re.Pattern[bytes]:
+        """Not what it finds: plain bytes would find themselves, and forks would write into any memory of Python's.
+
+        What is between the references and the text is left as it was in memory, often not 0.
+        """
+        size = f"\\x{len(text):02x}\\x00{{7}}"  # its length, and again its capacity
+        return re.compile(f"{size}{size}\\x00{{4}}[\\s\\S]{{4}}{text}".encode())
 
     def read_again(self, environment: Mapping[str, str]) -> None:
         for name, place in self._places.items():
             text = environment.get(name, "").encode()
-            new = self._HEAD.pack(len(text), len(self._STANDING_IN[name]), 0) + text + b"\0"
-            ctypes.memmove(place, new, len(new))
+            ctypes.memmove(place, len(text).to_bytes(8, "little"), 8)
+            ctypes.memmove(place + self._HEAD_BYTES, text + b"\0", len(text) + 1)
         config: Any = sys.modules["ray._raylet"].Config
         config.initialize(json.dumps({"AUTH_MODE": environment.get("RAY_AUTH_MODE", "disabled")}))
 
