@@ -166,7 +166,7 @@ Table = list[tuple[str, ...]]
 def _shown_net(asked: argparse.Namespace) -> tuple[Rows, Table, str]:
     """The deploy net with what each layer takes; without PyTorch the layers of all phases as they are written."""
     given = given_shapes(asked.shape)
-    if lack := lacking("torch", "torch", "the shapes of a net"):
+    if lack := lacking("torch", "torch", "the table of shapes"):
         print(f"caffenets: {lack}", file=sys.stderr)
         net = _net(asked.file, asked)
         _draw(net, asked)

@@ -32,7 +32,7 @@ class LayerCost:
 
 def costs_of(deploy: Any) -> list[LayerCost]:
     """Of each layer, in their order. Raises `EngineError`, which names a layer; `ConfigError` without PyTorch."""
-    needed("torch", "torch", "the shapes of a net")
+    needed("torch", "torch", "the table of shapes")
     from caffenets.pytorch.graph import NetGraph
     from caffenets.pytorch.layer import LayerContext
     from caffenets.pytorch.layer_params import param_name
