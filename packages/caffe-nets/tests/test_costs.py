@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from caffenets.command import main
 from caffenets.costs import LayerCost, costs_of
 from caffenets.errors import EngineError, SolverError
 from caffenets.nets import read_deploy
@@ -99,20 +99,10 @@ def test_what_is_wrong_names_the_layer_or_the_option(tmp_path: Path) -> None:
         read_deploy(net(tmp_path, conv("a")), {"x": (1,)})
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.out, said.err
-
-
-def test_the_command_shows_a_table_and_writes_the_deploy_net(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_a_table_and_writes_the_deploy_net(tmp_path: Path, run: Any) -> None:
     lenet, out = BUNDLED / "lenet" / "train_test.prototxt", tmp_path / "deploy.prototxt"
-    assert run(capsys, "deploy", lenet, out, "--shape", "data=1x1x28x28") == (0, "", "")
-    status, said, err = run(capsys, "show", out)
+    assert run("deploy", lenet, out, "--shape", "data=1x1x28x28") == (0, "", "")
+    status, said, err = run("show", out)
     lines = said.splitlines()
     assert (status, err) == (0, "")
     assert lines[0].split() == ["layer", "type", "makes", "parameters", "multiply-adds"]
@@ -123,8 +113,8 @@ def test_the_command_shows_a_table_and_writes_the_deploy_net(
         "9 layers, 431,080 parameters, 2,293,000 multiply-adds; float32: 1.7 MB of parameters, "
         "0.1 MB of what layers make"
     )
-    status, said, _ = run(capsys, "show", "--json", out)
+    status, said, _ = run("show", "--json", out)
     rows = [json.loads(line) for line in said.splitlines()]
     assert rows[1]["multiply_adds"] == 288_000
-    assert run(capsys, "show", lenet)[0] == 2
-    assert run(capsys, "show", lenet, "--shape", "data=big")[0] == 2
+    assert run("show", lenet)[0] == 2
+    assert run("show", lenet, "--shape", "data=big")[0] == 2

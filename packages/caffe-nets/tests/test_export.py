@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from caffenets.command import main
 from caffenets.nets import read_deploy
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import write_model
@@ -34,14 +34,6 @@ def trained(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[Path, Path
     return net, weights
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.out, said.err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
@@ -51,15 +43,13 @@ def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, s
     ],
 )
 def test_a_net_goes_out_in_each_form_with_any_batch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, shape: tuple[int, ...]
+    tmp_path: Path, run: Any, name: str, shape: tuple[int, ...]
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
     net, weights = trained(tmp_path, name, shape)
     files = [tmp_path / f"out.{end}" for end in ("onnx", "py", "prototxt")]
     words = zip(("--onnx", "--torch", "--deploy"), files, strict=True)
-    status, out, err = run(
-        capsys, "export", net, weights, *(word for pair in words for word in pair)
-    )
+    status, out, err = run("export", net, weights, *(word for pair in words for word in pair))
     assert (status, err) == (0, "")
     apart = [float(one) for one in re.findall(r"by at most (\S+) on random records", out)]
     assert len(apart) == 2
@@ -73,15 +63,13 @@ def test_a_net_goes_out_in_each_form_with_any_batch(
     )
 
 
-def test_nothing_is_written_where_something_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_where_something_is_wrong(tmp_path: Path, run: Any) -> None:
     net, weights = trained(tmp_path, "lenet", (1, 1, 28, 28))
     out = tmp_path / "net.onnx"
-    status, _, err = run(capsys, "export", net, "--onnx", out)
+    status, _, err = run("export", net, "--onnx", out)
     assert (status, "a model is needed for --onnx and --torch" in err) == (2, True)
-    assert run(capsys, "export", net, weights)[0] == 2
+    assert run("export", net, weights)[0] == 2
     weights.write_bytes(weights.read_bytes()[:5000])
-    status, _, err = run(capsys, "export", net, weights, "--onnx", out)
+    status, _, err = run("export", net, weights, "--onnx", out)
     assert (status, err.count("\n")) == (2, 1)
     assert not out.exists()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import caffenets
-from caffenets.command import main
 from caffenets.errors import SolverError
 from caffenets.nets import net_differences, read_net
 
@@ -64,22 +64,12 @@ def test_differences_of_two_nets_are_named_by_layer(tmp_path: Path) -> None:
     ]
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, said.out, said.err
-
-
-def test_the_command_upgrades_and_compares_nets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_upgrades_and_compares_nets(tmp_path: Path, run: Any) -> None:
     old, new = net(tmp_path, SECOND, "old.prototxt"), tmp_path / "new.prototxt"
-    assert run(capsys, "upgrade", old, new) == (0, "", "")
-    assert run(capsys, "upgrade", old)[1] == new.read_text()
-    assert run(capsys, "diff", old, new) == (0, "", "")
-    status, out, _ = run(capsys, "diff", "--json", new, net(tmp_path, TODAY))
+    assert run("upgrade", old, new) == (0, "", "")
+    assert run("upgrade", old)[1] == new.read_text()
+    assert run("diff", old, new) == (0, "", "")
+    status, out, _ = run("diff", "--json", new, net(tmp_path, TODAY))
     assert status == 1
     assert all("difference" in json.loads(line) for line in out.splitlines())
 
@@ -99,10 +89,10 @@ def test_the_command_upgrades_and_compares_nets(
     ids=["typo", "solver", "cut", "unknown", "mixed"],
 )
 def test_what_is_wrong_with_a_net_is_told_with_the_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+    tmp_path: Path, run: Any, text: str, told: str
 ) -> None:
     file = net(tmp_path, text)
-    status, out, err = run(capsys, "upgrade", file)
+    status, out, err = run("upgrade", file)
     assert (status, out) == (2, "")
     assert err.startswith(f"caffenets: {file}")
     assert told in err
@@ -110,18 +100,14 @@ def test_what_is_wrong_with_a_net_is_told_with_the_remedy(
         read_net(file)
 
 
-def test_unknown_fields_are_left_out_when_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_fields_are_left_out_when_that_is_asked_for(tmp_path: Path, run: Any) -> None:
     file = net(tmp_path, "layer { name: 'a' type: 'ReLU' later_field: 3 }")
-    status, out, err = run(capsys, "upgrade", "--ignore-unknown", file)
+    status, out, err = run("upgrade", "--ignore-unknown", file)
     assert (status, "later_field" in out) == (0, False)
     assert err.startswith(
         f"caffenets: left out: {file}, line 1: LayerParameter has no field 'later_field'"
     )
-    status, _, err = run(capsys, "diff", file, tmp_path / "a.caffemodel")
+    status, _, err = run("diff", file, tmp_path / "a.caffemodel")
     assert (status, "give two of a kind" in err) == (2, True)
-    status, _, err = run(
-        capsys, "upgrade", "--ignore-unknown", file, tmp_path / "no" / "net.prototxt"
-    )
+    status, _, err = run("upgrade", "--ignore-unknown", file, tmp_path / "no" / "net.prototxt")
     assert (status, "net.prototxt cannot be written: No such file or directory" in err) == (2, True)
