@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import caffenets
+from caffenets import known_types
 from speedo.engines.caffe_import import load_caffe
-from speedo.engines.pytorch.refused import REFUSED
 from speedo.system.bounds import EngineName
 
 
@@ -28,7 +28,7 @@ _DATA: Final = Path(__file__).parent / "pytorch" / "data"
 @cache
 def _pytorch_layers() -> tuple[str, ...]:
     """The names in `LAYERS` of the PyTorch engine's files, read as text: importing them would import PyTorch."""
-    found = list(REFUSED)
+    found = list(known_types.refusals())
     layers = Path(caffenets.__file__).parent / "pytorch" / "layers"
     for file in sorted(one for folder in (layers, _DATA) for one in folder.glob("*.py")):
         names = re.search(r"^LAYERS: Final = \(([^)]*)\)", file.read_text("utf-8"), re.MULTILINE)
@@ -38,4 +38,4 @@ def _pytorch_layers() -> tuple[str, ...]:
 
 def refusals(engine: EngineName) -> Mapping[str, str]:
     """The types that the engine does not have though Caffe does: why, and what to do."""
-    return REFUSED if engine == "torch" else {}
+    return known_types.refusals() if engine == "torch" else {}

@@ -6,13 +6,15 @@ A pycaffe of the user's own may define more layers, so its schema comes first. B
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from caffenets import host_program
+from caffenets.known_types import NATIVE_PYTHON
 from speedo.engines.caffe_import import load_caffe
 from speedo.errors import EngineError
 from speedo.system.remedies import in_checkout
 
+ONNX_LAYER: Final = "speedo.engines.onnx_layer"  # of the test nets that `speedo test --int8` makes
 _OWN_ONLY = False
 
 
@@ -24,7 +26,8 @@ def use_own_schema(only: bool = True) -> None:
 
 def decide() -> None:
     """See `caffenets.host_program.decide`."""
-    host_program.decide(_schema, _remedy)
+    host_program.decide(_schema, _remedy, "use --engine caffe")
+    NATIVE_PYTHON[ONNX_LAYER, "OnnxNet"] = "OnnxNet"
 
 
 def _schema() -> Any:

@@ -25,6 +25,7 @@ BACKLOG: Final = 128
 GATHER_S: Final = 10.0  # for all members to connect, once each has its command
 MOST_GREETING: Final = 200  # bytes
 HERE: Final = b"."
+MOST_REASON: Final = 1000  # bytes
 
 
 class TeamMeeting:
@@ -78,7 +79,7 @@ class TeamMeeting:
             try:
                 other.send(HERE)
             except OSError:
-                raise TeamBrokenError(f"worker {worker} has left the team") from None
+                raise TeamBrokenError(_why_left(worker, other)) from None
         deadline = None
         for worker, other in awaited.items():
             try:
@@ -89,13 +90,16 @@ class TeamMeeting:
             except OSError:
                 came = b""
             if came != HERE:
-                raise TeamBrokenError(f"worker {worker} has left the team")
+                raise TeamBrokenError(_why_left(worker, other, came))
 
-    def part(self) -> None:
-        """Close all connections, which tells the others; the next `gather` makes new ones."""
+    def part(self, why: str = "") -> None:
+        """Close all connections, which tells the others, after `why`; the next `gather` makes new ones."""
         self._formed, self._memory = 0, None
         while self._others:
-            self._others.popitem()[1].close()
+            other = self._others.popitem()[1]
+            with suppress(OSError):
+                other.send(why.encode()[:MOST_REASON], socket.MSG_DONTWAIT)
+            other.close()
 
     def close(self) -> None:
         """No member of any team any more."""
@@ -187,6 +191,13 @@ def _make_room(file: int, size: int) -> None:
 
 def _name(worker: int, incarnation: int) -> str:
     return f"team-{worker}.{incarnation}"
+
+
+def _why_left(worker: int, other: socket.socket, begun: bytes = b"") -> str:
+    """What this member said when it parted, so that all name the one who ended it; a dead one said nothing."""
+    with suppress(OSError):
+        begun += other.recv(BACKLOG + MOST_REASON, socket.MSG_DONTWAIT)
+    return begun.lstrip(HERE).decode(errors="ignore") or f"worker {worker} has left the team"
 
 
 def _wait(one: socket.socket, deadline: float, otherwise: str) -> None:

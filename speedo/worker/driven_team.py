@@ -114,10 +114,10 @@ class DrivenTeam:
         self.ends = False
         self._worker.begin(command, self._load)
 
-    def part(self) -> None:
-        """Let the others know at once that this member does not continue."""
+    def part(self, why: str) -> None:
+        """Let the others know at once that this member does not continue, and why."""
         self._space = self._seat = None
-        self._membership.part()
+        self._membership.part(why)
 
     def close(self) -> None:
         """Part for good."""

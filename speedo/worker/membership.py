@@ -177,10 +177,10 @@ class Membership:
             wait.finish()
         return None
 
-    def part(self, why: str = "") -> None:
-        """Let the others know at once that this member does not continue; other hosts hear why."""
+    def part(self, why: str) -> None:
+        """Let the others know at once that this member does not continue, and why."""
         self._formed = 0
-        self._meeting.part()
+        self._meeting.part(why)
         self._leave_hosts(why)
 
     def close(self) -> None:

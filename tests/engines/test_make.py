@@ -73,12 +73,13 @@ def test_a_process_imports_its_engine_alone(engine: str, tmp_path: Path) -> None
 
 @pytest.mark.torch
 def test_the_layers_that_are_known_without_pytorch_are_those_that_it_has_or_refuses() -> None:
+    from caffenets.known_types import refusals
     from caffenets.pytorch.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.refused import REFUSED
 
-    assert sorted({*LAYERS, *SOURCES, *REFUSED}) == sorted(layer_types("torch"))
-    assert not {*LAYERS, *SOURCES} & set(REFUSED)
+    refused = refusals()
+    assert sorted({*LAYERS, *SOURCES, *refused}) == sorted(layer_types("torch"))
+    assert not {*LAYERS, *SOURCES} & set(refused)
 
 
 def test_a_layer_without_pytorch_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -145,23 +145,50 @@ def test_meetings_of_the_same_gathering_use_the_same_memory(tmp_path: Path) -> N
         assert together(*(lambda one=one: run(one) for one in members.values())) == [9, 9]
 
 
-def test_who_parts_is_noticed_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("why", "heard"), [("", "worker 0 has left the team"), ("worker 7 is dead", "worker 7 is dead")]
+)
+def test_who_parts_is_noticed_at_once_and_why(tmp_path: Path, why: str, heard: str) -> None:
     team = team_of(0, 1)
 
     def leaves(meeting: TeamMeeting) -> None:
         meeting.gather(team, 4)
-        meeting.part()
+        meeting.meet(60.0)
+        meeting.part(why)
 
     def stays(meeting: TeamMeeting) -> None:
         meeting.gather(team, 4)
+        meeting.meet(60.0)
         meeting.meet(60.0)
 
     began = time.monotonic()
     with meetings(tmp_path, 0, 1) as members:
         _, error = together(lambda: leaves(members[0]), lambda: stays(members[1]))
     assert isinstance(error, TeamBrokenError)
-    assert "worker 0" in str(error)
+    assert str(error) == heard
     assert time.monotonic() - began < 40.0
+
+
+@pytest.mark.parametrize(
+    ("why", "heard"), [("", "worker 0 has left the team"), ("worker 7 is dead", "worker 7 is dead")]
+)
+def test_who_comes_after_one_has_parted_hears_why(tmp_path: Path, why: str, heard: str) -> None:
+    team, parted = team_of(0, 1), threading.Event()
+
+    def leaves(meeting: TeamMeeting) -> None:
+        meeting.gather(team, 4)
+        meeting.part(why)
+        parted.set()
+
+    def comes_late(meeting: TeamMeeting) -> None:
+        meeting.gather(team, 4)
+        assert parted.wait(60.0)
+        meeting.meet(60.0)
+
+    with meetings(tmp_path, 0, 1) as members:
+        _, error = together(lambda: leaves(members[0]), lambda: comes_late(members[1]))
+    assert isinstance(error, TeamBrokenError)
+    assert str(error) == heard
 
 
 def test_who_hangs_is_waited_for_no_longer_than_patience_allows(tmp_path: Path) -> None:

@@ -424,11 +424,11 @@ def outcome(probe: Probe, text: str) -> Outcome:
 def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
     import torch
 
+    from caffenets.known_types import type_here
     from caffenets.pytorch.fillers import fill
     from caffenets.pytorch.layer import LayerContext
     from caffenets.pytorch.layers import LAYERS as KINDS
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.refused import type_here
 
     if param.type in SOURCES:
         return _read(

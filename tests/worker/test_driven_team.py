@@ -180,7 +180,7 @@ def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(
     members = team(2)
     members.begin(1, rounds=1)
     members.step(([1.0, 0.0], 4.0), ([1.0, 0.0], 4.0), samples=[4, 4])
-    members.all(lambda worker: members.teams[worker].part())
+    members.all(lambda worker: members.teams[worker].part("gone"))
     members.teams[0].close()
     members.add(0, 2)  # the leader
     members.begin(2, rounds=1)
@@ -199,7 +199,7 @@ def test_a_gradient_that_is_not_finite_is_its_workers_fault(team: Callable[[int]
         try:
             members.teams[worker].come(Comes.STEP, 4)
         except (NotFiniteError, TeamBrokenError) as error:
-            members.teams[worker].part()
+            members.teams[worker].part(f"worker {worker} has left the team")
             return error
         return None
 
@@ -256,7 +256,7 @@ def test_what_a_leader_does_not_hand_out_is_taken_back_by_the_number_of_the_deal
         try:
             return team.dealt(deal)[0]
         except TeamBrokenError:
-            team.part()
+            team.part("gone")
             leases.not_dealt(worker, 1, number)
             return []
 
@@ -299,7 +299,7 @@ def test_if_nobody_steps_and_not_all_ask_each_comes_again(team: Callable[[int], 
 def test_one_that_is_gone_breaks_the_step_of_the_others(team: Callable[[int], Members]) -> None:
     members = team(2)
     members.begin(1)
-    members.teams[1].part()
+    members.teams[1].part("worker 1 has left the team")
     with pytest.raises(TeamBrokenError, match="worker 1 has left the team"):
         members.teams[0].come(Comes.STEP, 4)
 

@@ -22,16 +22,17 @@ def _take_out(is_computed: bool) -> str:
 
 _schema: Callable[[], Any] = own_schema
 _remedy: Callable[[bool], str] = _take_out
+_caffe_itself = "give the net to Caffe itself"
 
 
-def decide(schema: Callable[[], Any], remedy: Callable[[bool], str]) -> None:
+def decide(schema: Callable[[], Any], remedy: Callable[[bool], str], caffe: str) -> None:
     """Have files read by the generated module `caffe_pb2` that `schema()` gives.
 
     `remedy(True)` says what to do about a layer or field of another Caffe than BVLC's that this schema has,
-    `remedy(False)` about another one.
+    `remedy(False)` about another one; `caffe` how to have Caffe compute.
     """
-    global _schema, _remedy
-    _schema, _remedy = schema, remedy
+    global _schema, _remedy, _caffe_itself
+    _schema, _remedy, _caffe_itself = schema, remedy, caffe
 
 
 def caffe_schema() -> Any:
@@ -42,3 +43,8 @@ def caffe_schema() -> Any:
 def remedy(is_computed: bool) -> str:
     """See `decide`."""
     return _remedy(is_computed)
+
+
+def caffe_itself() -> str:
+    """How to have Caffe itself compute a net, in the imperative."""
+    return _caffe_itself

@@ -15,7 +15,7 @@ from caffenets.deploy import Deploy, is_source
 from caffenets.export.layer_export import exporters
 from caffenets.export.steps import Shape
 from caffenets.onnx_session import described
-from speedo.engines.pytorch.refused import ONNX_LAYER
+from speedo.engines.schema import ONNX_LAYER
 from speedo.errors import SolverError
 
 # The layers whose weights are quantised.

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from caffenets.box_labels import boxes_of
+from caffenets.known_types import type_here
 from caffenets.pytorch.layer import SourceLayer
 from caffenets.pytorch.wiring import Wired
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.net import Net
-from speedo.engines.pytorch.refused import type_here
 from speedo.engines.pytorch.step_memory import step_memory
 from speedo.errors import EngineError
 from speedo.system.free_memory import free_memory

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffenets.known_types import refusals, type_here
 from caffenets.pytorch.graph import NetGraph
 from caffenets.pytorch.layer import BlobSpec, Layer, LayerContext, SourceLayer
 from caffenets.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
@@ -27,7 +28,6 @@ from speedo.engines.pytorch.data import SOURCES
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.flat import FlatParameters
 from speedo.engines.pytorch.memory import is_lack_of_memory
-from speedo.engines.pytorch.refused import REFUSED, type_here
 from speedo.errors import EngineError
 from speedo.exchange.vector import Blob, Layout
 
@@ -217,13 +217,13 @@ class Net(NetGraph):
         """Also one that reads records; raises `EngineError` for what this engine does not have."""
         known = type_here(param)
         kind = LAYERS.get(known) or SOURCES.get(known)
-        if known in REFUSED:
-            raise EngineError(f"layer {param.name!r} ({param.type}) {REFUSED[param.type]}")
-        if kind is None:
+        if kind is None and known not in refusals():
             raise EngineError(
                 f"layer {param.name!r} has the type {param.type!r}, which the PyTorch engine does not have: "
                 "use --engine caffe, or layers that docs/layers.md lists"
             )
+        if kind is None:
+            return super().make_layer(param, context)
         if issubclass(kind, BatchSource):
             return kind(param, context, pin=self.device.type == "cuda")
         return kind(param, context)

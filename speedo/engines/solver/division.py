@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from speedo.engines.pytorch.refused import type_here
+from caffenets.known_types import type_here
 
 # Caffe: layers/recurrent_layer.cpp. Rows are time steps, and the state continues from batch to batch.
 _RECURRENT: Final = frozenset({"LSTM", "RNN"})

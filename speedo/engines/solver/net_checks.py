@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES, batch_of, data_layers, is_data_layer
+from caffenets.known_types import type_here
 from caffenets.prototxt.forks import about_layer
 from caffenets.prototxt.text import did_you_mean, line_of_layer
 from speedo.engines.layer_types import layer_types, refusals
-from speedo.engines.pytorch.refused import type_here
 from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.source_checks import file_problem, source_problems, transform_problems
 from speedo.system.bounds import LARGEST_INT32, EngineName

@@ -104,11 +104,11 @@ class GradientTurns:
         else:
             self._team.begin(command)
 
-    def part(self) -> None:
+    def part(self, why: str) -> None:
         """The turn is lost."""
         assert self._team is not None
         missed = self._team.next_deal
-        self._team.part()
+        self._team.part(why)
         if missed is not None:
             self._turns.not_dealt(missed)
         self._gradients.forget()

@@ -209,7 +209,7 @@ class ScriptTurns:
                 self.share.steps = command.steps
             except LOST as problem:
                 if self.gradients is not None:
-                    self.gradients.part()
+                    self.gradients.part(str(problem))
                 self.source.answer(refusal(command, problem))
         return True
 
@@ -256,16 +256,16 @@ class ScriptTurns:
         assert self.worker is not None
         command = command or self.worker.command
         assert command is not None
-        self._drop()
+        self._drop(str(problem))
         self.source.answer(refusal(command, problem))
 
-    def _drop(self) -> None:
+    def _drop(self, why: str) -> None:
         assert self.worker is not None
         self.worker.command = None
         self.share.give_back(self.share.taken()[0])
         self.share.given = 0
         if self.gradients is not None:
-            self.gradients.part()
+            self.gradients.part(why)
 
     # ------------------------------------------------------------ between turns
 
@@ -316,7 +316,7 @@ class ScriptTurns:
             yield lambda: None
             return
         if self.gradients is None or not self._in_team or not self.gradients.leave():
-            self._drop()
+            self._drop("")
         if self._publisher is not None:
             self._publisher.finish()  # results come before the pause
         self.source.pause(tests=tests)

@@ -20,7 +20,7 @@ from speedo.engines.export.int8_split import INTEGER, Split, split
 from speedo.engines.export.source import read_records
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
-from speedo.engines.pytorch.refused import ONNX_LAYER
+from speedo.engines.schema import ONNX_LAYER
 from speedo.engines.solver import SolverSpec
 from speedo.errors import ConfigError, SolverError
 from speedo.run.scratch import scratch_folder

@@ -160,9 +160,13 @@ def test_a_net_of_caffe_computes_as_on_pycaffe(name: str, phase: str, tmp_path: 
 
 def refusals(net: Any) -> list[str]:
     """Why the net is refused: the first layer's reason; empty where it is not."""
-    from speedo.engines.pytorch.refused import REFUSED
+    from caffenets import known_types
 
-    return [REFUSED[layer.type] for layer in net.layer if layer.type in REFUSED]
+    return [
+        known_types.refusals()[layer.type]
+        for layer in net.layer
+        if layer.type in known_types.refusals()
+    ]
 
 
 def table() -> str:
@@ -174,9 +178,9 @@ def table() -> str:
 
 
 def refusals_of(layer: Any) -> bool:
-    from speedo.engines.pytorch.refused import REFUSED
+    from caffenets import known_types
 
-    return layer.type in REFUSED
+    return layer.type in known_types.refusals()
 
 
 def test_the_page_lists_each_net(request: pytest.FixtureRequest) -> None:

@@ -21,9 +21,10 @@ def types_of_caffe() -> list[str]:
 
 
 def table() -> str:
+    from caffenets.known_types import NATIVE_PYTHON, refusals
     from caffenets.prototxt.forks import LAYERS as FORKS
     from speedo.engines.layer_types import layer_types
-    from speedo.engines.pytorch.refused import NATIVE_PYTHON, ONNX_LAYER, REFUSED
+    from speedo.engines.schema import ONNX_LAYER
 
     ours = {
         kind: f"py-faster-rcnn's Python layer {'.'.join(name)}"
@@ -32,7 +33,7 @@ def table() -> str:
     } | {"OnnxNet": "SpeeDO: the core of a net that `speedo test --int8` scores"}
     lines = ["| layer | PyTorch engine | from |", "|---|---|---|"]
     for name in sorted(layer_types("torch")):
-        answer = f"refused: it {REFUSED[name]}" if name in REFUSED else "yes"
+        answer = f"refused: it {refusals()[name]}" if name in refusals() else "yes"
         origin = FORKS.get(name) or ours.get(name) or "BVLC's Caffe"
         lines.append(
             f"| {name} | {answer.replace('--engine caffe', '`--engine caffe`')} | {origin} |"
@@ -41,11 +42,11 @@ def table() -> str:
 
 
 def test_each_layer_of_caffe_is_supported_or_refused() -> None:
+    from caffenets.known_types import refusals
     from caffenets.pytorch.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
-    from speedo.engines.pytorch.refused import REFUSED
 
-    assert {*LAYERS, *SOURCES, *REFUSED} >= {*types_of_caffe()}
+    assert {*LAYERS, *SOURCES, *refusals()} >= {*types_of_caffe()}
 
 
 def test_the_page_is_current(request: pytest.FixtureRequest) -> None:
@@ -65,8 +66,8 @@ def test_the_page_is_current(request: pytest.FixtureRequest) -> None:
 def test_a_net_with_a_refused_layer_names_it_and_the_remedy(kind: str) -> None:
     from google.protobuf import text_format
 
+    from caffenets.known_types import refusals
     from speedo.engines.pytorch.net import Net
-    from speedo.engines.pytorch.refused import REFUSED
     from speedo.errors import EngineError
 
     prepare_environment(1)
@@ -74,4 +75,4 @@ def test_a_net_with_a_refused_layer_names_it_and_the_remedy(kind: str) -> None:
     text_format.Parse(f'layer {{ name: "named" type: "{kind}" top: "a" }}', net)
     with pytest.raises(EngineError) as refused:
         Net(net, "TRAIN")
-    assert str(refused.value) == f"layer 'named' ({kind}) {REFUSED[kind]}"
+    assert str(refused.value) == f"layer 'named' ({kind}) {refusals()[kind]}"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from caffenets.errors import EngineError
+from caffenets.known_types import refusals, type_here
 from caffenets.pytorch.layer import Layer, LayerContext, Shape
 from caffenets.pytorch.layers import LAYERS
 from caffenets.pytorch.wiring import (
@@ -51,7 +52,9 @@ class NetGraph:
 
     def make_layer(self, param: Any, context: LayerContext) -> Layer:
         """The layer of this LayerParameter."""
-        kind = LAYERS.get(param.type)
+        kind = LAYERS.get(type_here(param))
+        if kind is None and param.type in refusals():
+            raise EngineError(f"layer {param.name!r} ({param.type}) {refusals()[param.type]}")
         if kind is None:
             raise EngineError(
                 f"layer {param.name!r} has the type {param.type!r}, which is not known: correct it"
