@@ -14,7 +14,6 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.prototxt.upgrade import upgrade_net
-from speedo.engines.caffe_import import load_caffe, prepare_environment
 
 CACHE = Path(os.environ.get("SPEEDO_CACHE") or Path.home() / ".cache" / "speedo")
 # Sizes of a record that the prototxt does not say.
@@ -42,6 +41,8 @@ def archived_nets() -> dict[str, str]:
 
 def parsed(text: str) -> Any:
     """The NetParameter in today's format."""
+    from speedo.engines.caffe_import import load_caffe, prepare_environment
+
     prepare_environment(1)
     net = load_caffe().proto.caffe_pb2.NetParameter()
     text_format.Parse(text, net)

@@ -26,13 +26,13 @@ def difference(
     for name, theirs in engines.items():
         mine = ours.get(name)
         if mine is not None and name in found and mine.shape[-1:] == theirs.shape[-1:]:
-            mine, theirs = _paired(mine, theirs)
+            mine, theirs = paired(mine, theirs)
         if mine is None or mine.shape != theirs.shape:
             has = "is missing" if mine is None else f"has the shape {mine.shape}"
             raise EngineError(
                 f"{what}: the output {name!r} {has}, and in {engine} the shape {theirs.shape}; nothing is written"
             )
-        apart = _apart(np.asarray(mine, np.float64), np.asarray(theirs, np.float64))
+        apart = of_largest(np.asarray(mine, np.float64), np.asarray(theirs, np.float64))
         if not apart <= MOST:
             raise EngineError(
                 f"{what}: the output {name!r} differs from {engine}'s by {apart:.1e} of its largest value, more than "
@@ -42,7 +42,7 @@ def difference(
     return worst
 
 
-def _paired(mine: Array, theirs: Array) -> tuple[Array, Array]:
+def paired(mine: Array, theirs: Array) -> tuple[Array, Array]:
     """Of the rows image, class and numbers: the numbers of `theirs`, and of the row of `mine` that is nearest to each.
 
     One row in a hundred may have no partner: rounding decides about a box that overlaps another by just the threshold.
@@ -59,7 +59,7 @@ def _paired(mine: Array, theirs: Array) -> tuple[Array, Array]:
     return left[[*partners.values()], 2:], right[[*partners], 2:]
 
 
-def _apart(mine: Array, theirs: Array) -> float:
+def of_largest(mine: Array, theirs: Array) -> float:
     finite = np.isfinite(theirs)
     if not np.array_equal(finite, np.isfinite(mine)):
         return float("inf")

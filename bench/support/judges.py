@@ -1,0 +1,280 @@
+"""What each judge makes of a published net: Caffe, OpenCV, caffe-nets, and the exported ONNX and PyTorch.
+
+    python -m bench.support.judges NET
+
+prints a line of JSON, the fields of `Verdict`. Each net has a process of its own, since Caffe may end it, and nothing of
+speedo is imported before the net has been exported: messages are those of caffe-nets alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+import torch
+
+from caffenets.costs import costs_of
+from caffenets.deploy import Deploy, with_batch
+from caffenets.errors import NetError
+from caffenets.export import exporting
+from caffenets.export.differences import of_largest, paired
+from caffenets.export.exporting import Wanted, exported
+from caffenets.export.layered import found_in
+from caffenets.export.trials import Arrays, Computed
+from caffenets.nets import read_deploy
+from caffenets.prototxt.text import to_text
+from caffenets.pytorch.trials import TrialsHere
+from caffenets.weight_files.caffemodel import read_model
+from caffenets.weight_files.stored import Stored
+from caffenets.weights import read_weights
+from tests.support.published_nets.table import NETS
+from tests.support.published_nets.weights import save_weights, walked, with_sizes
+
+CLOSE: Final = 1e-5
+_LARGE: Final = 20e9  # multiply-adds of a record, from which on the second batch is 2
+_HUGE: Final = 100e9  # from which on there is one of 1 alone: it takes a minute in each form
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Of one net. `worst` has the difference of each judge from `reference`, or what it said instead.
+
+    `caffe` is what pycaffe said instead; `changed` are weights that are not in an exported file to the bit.
+    """
+
+    parameters: int = 0
+    multiply_adds: int = 0
+    batches: tuple[int, ...] = ()
+    reference: str = "caffenets"
+    caffe: str = ""
+    worst: dict[str, float | str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A net at one batch with its records, and what caffe-nets makes of them."""
+
+    net: Any
+    records: dict[str, Any]
+    outputs: Arrays
+
+
+class Kept(TrialsHere):
+    """Trials of an export, which keep what was tried and what each form made; each net is computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Computed] = {}
+        self.tries: list[Try] = []
+        self.made: list[Arrays] = []
+
+    def engine(self, nets: Sequence[tuple[Any, Arrays]], weights: Path | None) -> list[Computed]:
+        found = []
+        for net, records in nets:
+            key = net.SerializeToString()
+            if key not in self._known:
+                (self._known[key],) = super().engine([(net, with_sizes(dict(records)))], weights)
+            found.append(self._known[key])
+        pairs = zip(nets, found, strict=True)
+        self.tries = [Try(net, dict(records), one.outputs) for (net, records), one in pairs]
+        return found
+
+    def onnx(self, file: Path, inputs: Sequence[Arrays]) -> list[Arrays]:
+        self.made = super().onnx(file, inputs)
+        return self.made
+
+    def torch(self, file: Path, inputs: Sequence[Arrays], *more: Any) -> list[Arrays]:
+        self.made = super().torch(file, inputs, *more)
+        return self.made
+
+
+def distance(ours: Arrays, theirs: Arrays, found: frozenset[str]) -> float | str:
+    """The greatest difference of an output, of its largest value; or that one is not there."""
+    worst = 0.0
+    for name, one in theirs.items():
+        mine = ours.get(name)
+        if mine is not None and name in found and mine.shape[-1:] == one.shape[-1:]:
+            mine, one = paired(mine, one)
+        if mine is None or mine.size != one.size:
+            return f"{name} has the shape {getattr(mine, 'shape', None)}, not {one.shape}"
+        worst = max(worst, of_largest(mine.reshape(one.shape).astype(np.float64), one.astype(np.float64)))
+    return worst
+
+
+def by_caffe(one: Try, folder: Path, model: Path) -> Arrays | str:
+    """The outputs of pycaffe, or which layers it lacks."""
+    from speedo.engines.caffe_import import load_caffe, prepare_environment
+
+    prepare_environment(1)
+    caffe = load_caffe()
+    caffe.set_mode_cpu()
+    kinds = {str(layer.type) for layer in one.net.layer}
+    if missing := sorted(kinds - {*caffe.layer_type_list()} | kinds & {"Python"}):
+        return f"no {', '.join(missing)}"
+    net = caffe.Net(str(folder / "net.prototxt"), str(model), caffe.TEST)
+    for name, values in one.records.items():
+        net.blobs[name].data[...] = values
+    made = net.forward()
+    return {name: made[name].copy() for name in one.outputs}
+
+
+def by_opencv(one: Try, folder: Path, model: Path) -> Arrays | str:
+    """The outputs of OpenCV's own importer, or what it said."""
+    import cv2
+
+    try:
+        net = _in_opencv(one, folder, model)
+        last = {str(top): str(layer.name) for layer in one.net.layer for top in layer.top}
+        names = list(one.outputs)
+        return dict(zip(names, net.forward([last[name] for name in names]), strict=True))
+    except cv2.error as error:
+        return str(error).strip().splitlines()[0]
+
+
+def _in_opencv(one: Try, folder: Path, model: Path) -> Any:
+    import cv2
+
+    net = cv2.dnn.readNetFromCaffe(str(folder / "net.prototxt"), str(model))
+    cv2.setNumThreads(1)
+    net.setPreferableBackend(cv2.dnn.DNN_BACKEND_OPENCV)
+    net.enableWinograd(False)
+    for name, values in one.records.items():
+        net.setInput(values, name)
+    return net
+
+
+def first_apart(one: Try, folder: Path, model: Path) -> str:
+    """The first layer of which OpenCV makes something else than caffe-nets."""
+    import cv2
+
+    stored = {layer.name: layer.blobs for layer in read_model(model).layers}
+
+    def blobs_of(layer: Any, _: Any) -> list[Any]:
+        own = zip(layer.blobs, stored[layer.name], strict=True)
+        return [torch.tensor(blob.read()).view(tuple(spec.shape)) for spec, blob in own]
+
+    names = [str(layer.name) for layer in one.net.layer if layer.type != "Input"]
+    with suppress(cv2.error):
+        ran = _in_opencv(one, folder, model).forwardAndRetrieve(names)
+        theirs = dict(zip(names, ran, strict=True))
+        for layer, _, tops in walked(one.net, one.records, blobs_of):
+            for mine, other in zip(tops, theirs.get(layer.name, ()), strict=False):
+                away = distance({"": other}, {"": mine.numpy()}, frozenset())
+                if isinstance(away, str) or away > CLOSE:
+                    said = away if isinstance(away, str) else f"by {away:.0e}"
+                    return f"from {layer.name} ({layer.param.type}) on, {said.strip()}"
+    return "at no layer alone"
+
+
+def changed(net: Any, model: Path, file: Path) -> list[str]:
+    """The blobs of which this file has no array of the same values, in whatever order, to the bit.
+
+    Those of BatchNorm are divided in ONNX.
+    """
+    held = {_sorted(array) for array in read_weights(file).values()}
+    kinds = {str(layer.name): str(layer.type) for layer in net.layer}
+    return [
+        name
+        for name, array in read_weights(model).items()
+        if kinds[name.rpartition("/")[0]] != "BatchNorm" and _sorted(array) not in held
+    ]
+
+
+def _sorted(array: Stored) -> bytes:
+    return hashlib.sha256(np.sort(array.read(), axis=None).tobytes()).digest()
+
+
+def judged(name: str, folder: Path) -> Verdict:
+    """Raises `NetError` for a net that cannot be shown at all."""
+    entry, verdict = NETS[name], Verdict()
+    text = folder / f"{name}.prototxt"
+    text.write_text(entry.deploy())
+    read = read_deploy(text, entry.shapes)
+    net = with_batch(read.net, 1)
+    deploy = Deploy(net, {top: (1, *shape[1:]) for top, shape in read.inputs.items()})
+    costs = costs_of(net)
+    verdict.parameters = sum(one.parameters for one in costs if one.type != "BatchNorm")
+    verdict.multiply_adds = work = sum(one.multiply_adds for one in costs)
+    model = folder / "net.caffemodel"
+    save_weights(net, model)
+    batches = (1,) if work > _HUGE else (1, 2) if work > _LARGE else exporting.BATCHES
+    trials = Kept()
+    made: dict[str, list[Arrays]] = {}
+    for form, wanted in (
+        ("ONNX", Wanted(onnx=folder / "net.onnx")),
+        ("PyTorch", Wanted(torch=folder / "net.py")),
+    ):
+        trials.made = []
+        try:
+            with mock.patch.object(exporting, "BATCHES", batches):
+                lines = [*exported(deploy, model, wanted, trials, str(text), folder)]
+            verdict.remarks += [line for line in lines[:-1] if line not in verdict.remarks]
+            file = next(iter(wanted))[1].with_suffix(".onnx" if form == "ONNX" else ".pt")
+            verdict.changed += [f"{form}: {one}" for one in changed(net, model, file)]
+        except NetError as error:
+            verdict.worst[form] = str(error).replace(f"{text}, ", "").replace(f"{text}: ", "")
+        made[form] = trials.made
+    verdict.batches = tuple(next(iter(one.records.values())).shape[0] for one in trials.tries)
+    _compare(verdict, trials.tries, made, folder, model)
+    return verdict
+
+
+def _compare(
+    verdict: Verdict, tries: Sequence[Try], made: Mapping[str, list[Arrays]], folder: Path, model: Path
+) -> None:
+    judges: dict[str, Callable[[Try, Path, Path], Arrays | str]] = {
+        "Caffe": by_caffe, "OpenCV": by_opencv,
+    }  # fmt: skip
+    for at, one in enumerate(tries):
+        (folder / "net.prototxt").write_text(to_text(one.net))
+        found = found_in(one.net.layer, one.outputs)
+        theirs = {judge: ask(one, folder, model) for judge, ask in judges.items()}
+        truth = theirs.pop("Caffe")
+        if isinstance(truth, str):
+            verdict.caffe, truth = truth, one.outputs
+        else:
+            verdict.reference = "Caffe"
+            theirs["caffenets"] = one.outputs
+        for form, outputs in made.items():
+            if outputs:
+                theirs[form] = outputs[at]
+        for judge, outputs in theirs.items():
+            away = outputs if isinstance(outputs, str) else distance(outputs, truth, found)
+            before = verdict.worst.get(judge, 0.0)
+            # What a form was refused for stands, unless it was refused for this difference.
+            if isinstance(away, str) or isinstance(before, str) and judge == "OpenCV":
+                verdict.worst[judge] = away if isinstance(away, str) else before
+            else:
+                verdict.worst[judge] = away if isinstance(before, str) else max(before, away)
+        if at == 0 and _is_apart(verdict.worst["OpenCV"]):
+            verdict.remarks.append(f"OpenCV differs {first_apart(one, folder, model)}")
+
+
+def _is_apart(away: float | str) -> bool:
+    return not isinstance(away, str) and not away <= CLOSE
+
+
+def main(name: str) -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print
+    with TemporaryDirectory() as folder:
+        try:
+            said: dict[str, Any] = asdict(judged(name, Path(folder)))
+        except NetError as error:
+            said = {"refused": str(error).replace(f"{folder}/", "")}
+    print(json.dumps(said), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,67 @@
+"""Which nets there are, and what was published about each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from caffenets.nets import read_deploy
+from tests.support.archived_nets import archived_nets
+from tests.support.published_nets import classifiers
+from tests.support.published_nets.builder import Net
+
+_UNITS: Final = {"K": 1e3, "M": 1e6, "G": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A net; its published figures as they are written, such as 25.6M, and where.
+
+    `train` is whether it is one with data layers, whose inputs have `shapes`. `opencv` is why OpenCV's own importer
+    is further from Caffe than rounding.
+    """
+
+    deploy: Callable[[], str]
+    parameters: str = ""
+    multiply_adds: str = ""
+    source: str = ""
+    opencv: str = ""
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+
+def agrees(count: int, figure: str) -> bool:
+    """Whether this is the number, as precisely as the figure is written: rounded, or cut off."""
+    digits = figure.replace(",", "").rstrip("KMG")
+    unit = _UNITS.get(figure[-1], 1.0) * 10.0 ** -len(digits.partition(".")[2])
+    least = float(digits) * _UNITS.get(figure[-1], 1.0)
+    return least - unit / 2 <= count < least + unit
+
+
+def _paper(make: Callable[[], Net], *figures: str, **more: str) -> Entry:
+    return Entry(lambda: make().deploy(), *figures, **more)
+
+
+def _bvlc(name: str, *figures: str, **shapes: tuple[int, ...]) -> Entry:
+    """A net of the archive of Caffe's source."""
+    return Entry(lambda: archived_nets()[name], *figures, shapes=shapes or None)
+
+
+_TORCHVISION: Final = "torchvision's table of models"
+NETS: Final[Mapping[str, Entry]] = {
+    "lenet": _bvlc("examples/mnist/lenet.prototxt", "431K", "", "Han et al. 2015, arXiv:1510.00149, table 1"),
+    "caffenet": _bvlc("models/bvlc_reference_caffenet/deploy.prototxt", "61M", "", "Han et al. 2015, arXiv:1510.00149"),
+    "googlenet": _bvlc("models/bvlc_googlenet/deploy.prototxt"),
+    "squeezenet": _paper(classifiers.squeezenet, "1,235,496", "", _TORCHVISION),
+    "resnet50": _paper(lambda: classifiers.resnet(50), "25,557,032", "3.8G", "He et al. 2015, table 1; " + _TORCHVISION),
+    "resnet101": _paper(lambda: classifiers.resnet(101), "44,549,160", "7.6G", "He et al. 2015, table 1; " + _TORCHVISION),
+    "densenet121": _paper(classifiers.densenet, "7,978,856", "", _TORCHVISION),
+    "mobilenet": _paper(classifiers.mobilenet, "4.2M", "569M", "Howard et al. 2017, table 4"),
+    "mobilenet_v2": _paper(classifiers.mobilenet_v2, "3,504,872", "300M", "Sandler et al. 2018, table 4 (and 3.4M); " + _TORCHVISION),
+    "shufflenet": _paper(classifiers.shufflenet, "", "137M", "Zhang et al. 2017, table 1"),
+    "inception_v3": _paper(classifiers.inception_v3, "", "5G", "Szegedy et al. 2015"),
+    "inception_v4": _paper(classifiers.inception_v4),
+    "vgg16": _paper(classifiers.vgg_16, "138,357,544", "", _TORCHVISION),
+    "age": _paper(lambda: classifiers.age_or_gender(8)),
+    "gender": _paper(lambda: classifiers.age_or_gender(2)),
+}  # fmt: skip
