@@ -122,18 +122,22 @@ class Net:
 
     def vgg(
         self, bottom: str, counts: Sequence[int] = (2, 2, 3, 3, 3), *, width: int = 64,
-        first_pad: int = 1, pools: Sequence[str] = (), stages: int = 5,
+        first_pad: int = 1, pools: Sequence[str] = (), stages: int = 5, dilated: int = 1,
     ) -> list[str]:  # fmt: skip
-        """VGG's stages of 3x3 convolutions; of each the last convolution and its pool. `pools` are other options."""
+        """VGG's stages of 3x3 convolutions: of each the last convolution, and the pool of so many `stages`.
+
+        `pools` are other options of these; the fifth stage is `dilated`.
+        """
         ends = []
         options = itertools.chain(pools, itertools.repeat(MAX_2))
         for stage, (count, pool) in enumerate(zip(counts, options, strict=False), 1):
             for number in range(1, count + 1):
-                pad = first_pad if stage == number == 1 else 1
-                outputs = width << min(stage - 1, 3)
-                bottom = self.conv(
-                    f"conv{stage}_{number}", bottom, outputs, 3, pad=pad, relu=True
-                )
+                spread = dilated if stage == 5 else 1
+                pad, more = (first_pad if stage == number == 1 else spread), ""
+                if spread > 1:
+                    more = f"dilation: {spread}"
+                outputs, name = width << min(stage - 1, 3), f"conv{stage}_{number}"
+                bottom = self.conv(name, bottom, outputs, 3, pad=pad, more=more, relu=True)
             ends.append(bottom)
             if stage <= stages:
                 bottom = self.pool(f"pool{stage}", bottom, pool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.support.published_nets.builder import MAX_3, WHOLE, Net, images
 
 
@@ -28,26 +30,37 @@ def resnet(depth: int, side: int = 224) -> Net:
     """ResNet-18, -50 or -101: He et al. 2015, arXiv:1512.03385, table 1; shortcuts of type B."""
     blocks = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[depth]
     net = images(f"ResNet-{depth}", side)
-    top = net.pool("pool1", net.conv_bn("conv1", "data", 64, 7, 2), MAX_3)
-    for stage, count in enumerate(blocks, 2):
-        width = 64 << (stage - 2)
-        for number in range(1, count + 1):
-            stride = 2 if number == 1 and stage > 2 else 1
-            name, bottom = f"conv{stage}_{number}", top
-            if depth == 18:
-                outputs = width
-                top = net.conv_bn(f"{name}a", bottom, width, 3, stride)
-                top = net.conv_bn(f"{name}b", top, outputs, 3, relu=False)
-            else:
-                outputs = 4 * width
-                top = net.conv_bn(f"{name}a", bottom, width, 1, stride)
-                top = net.conv_bn(f"{name}b", top, width, 3)
-                top = net.conv_bn(f"{name}c", top, outputs, 1, relu=False)
-            if number == 1 and (stage > 2 or depth != 18):
-                bottom = net.conv_bn(f"{name}short", bottom, outputs, 1, stride, relu=False)
-            top = net.sum(f"{name}sum", bottom, top)
+    top = resnet_body(net, blocks, wide=depth == 18)[-1]
     net.scores = net.fc("fc", net.pool("pool5", top, WHOLE), 1000)
     return net
+
+
+def resnet_body(
+    net: Net, blocks: Sequence[int], *, wide: bool = False, dilated: Sequence[int] = ()
+) -> list[str]:
+    """The ends of the four stages; those that are `dilated` keep the size. `wide` is without bottlenecks."""
+    top, ends, dilation = net.pool("pool1", net.conv_bn("conv1", "data", 64, 7, 2), MAX_3), [], 1
+    for stage, count in enumerate(blocks, 2):
+        width = 64 << (stage - 2)
+        outputs = width if wide else 4 * width
+        if stage in dilated:
+            dilation *= 2
+        for number in range(1, count + 1):
+            stride = 2 if number == 1 and stage > 2 and stage not in dilated else 1
+            name, bottom = f"conv{stage}_{number}", top
+            if wide:
+                top = net.conv_bn(f"{name}a", bottom, width, 3, stride)
+                top = net.conv_bn(f"{name}b", top, width, 3, relu=False)
+            else:
+                top = net.conv_bn(f"{name}a", bottom, width, 1, stride)
+                spread = {"pad": dilation, "more": f"dilation: {dilation}"} if dilation > 1 else {}
+                top = net.conv_bn(f"{name}b", top, width, 3, **spread)
+                top = net.conv_bn(f"{name}c", top, outputs, 1, relu=False)
+            if number == 1 and (stage > 2 or not wide):
+                bottom = net.conv_bn(f"{name}short", bottom, outputs, 1, stride, relu=False)
+            top = net.sum(f"{name}sum", bottom, top)
+        ends.append(top)
+    return ends
 
 
 def mobilenet(side: int = 224) -> Net:

@@ -8,7 +8,7 @@ from typing import Final
 
 from caffenets.nets import read_deploy
 from tests.support.archived_nets import archived_nets
-from tests.support.published_nets import classifiers
+from tests.support.published_nets import classifiers, dense, detectors, others
 from tests.support.published_nets.builder import Net
 
 _UNITS: Final = {"K": 1e3, "M": 1e6, "G": 1e9}
@@ -64,4 +64,23 @@ NETS: Final[Mapping[str, Entry]] = {
     "vgg16": _paper(classifiers.vgg_16, "138,357,544", "", _TORCHVISION),
     "age": _paper(lambda: classifiers.age_or_gender(8)),
     "gender": _paper(lambda: classifiers.age_or_gender(2)),
+    "ssd300": _paper(detectors.ssd_300),
+    "ssd_mobilenet": _paper(detectors.ssd_mobilenet),
+    "face_ssd": _paper(detectors.face_ssd),
+    "textboxes": _paper(detectors.textboxes),
+    "faster_rcnn": _paper(detectors.faster_rcnn),
+    "r_fcn": _paper(detectors.r_fcn),
+    "pvanet": _paper(detectors.pvanet),
+    "fcn_8s": _paper(dense.fcn_8s, "134M", "", "Long et al. 2014, table 1"),
+    "deeplab": _paper(dense.deeplab, "20.5M", "", "Chen et al. 2014, table 1"),
+    "segnet": _paper(dense.segnet),
+    "enet": _paper(dense.enet, "0.37M", "", "Paszke et al. 2016, table 3"),
+    "pspnet": _paper(dense.pspnet),
+    "hed": _paper(dense.hed),
+    "u_net": _paper(dense.u_net),
+    "openpose": _paper(dense.openpose),
+    "colorization": _paper(dense.colorization),
+    "goturn": _paper(others.goturn),
+    "lrcn": _paper(others.lrcn),
+    "crnn": _paper(others.crnn, "8.3M", "", "Shi et al. 2015, section 3.3"),
 }  # fmt: skip
