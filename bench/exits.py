@@ -54,6 +54,8 @@ def problems_of(name: str, entry: Entry, verdict: dict[str, Any]) -> list[str]:
     """What makes the status 1."""
     if "ended" in verdict:
         return [f"{name}: {verdict['ended']}"]
+    if "refused" in verdict:
+        return []
     found = [f"{name}: {one}" for one in verdict.get("changed", ())]
     if published(entry, verdict).startswith("no"):
         found.append(f"{name}: published: {published(entry, verdict)}")
@@ -70,9 +72,11 @@ def row_of(name: str, entry: Entry, verdict: dict[str, Any]) -> tuple[list[str],
     notes, cells = list(verdict["remarks"]), []
     for judge in JUDGES:
         away = verdict["worst"].get(judge, "")
-        cells.append("no" if isinstance(away, str) and away else away and f"{away:.1e}")
-        if isinstance(away, str) and away:
-            notes.append(f"{judge}: {away}")
+        if not isinstance(away, str):
+            cells.append(f"{away:.1e}")
+        else:
+            cells.append("no" if away else "")
+            notes += [f"{judge}: {away}"] if away else []
     if verdict["reference"] != "Caffe":
         notes.append(f"compared with caffenets: pycaffe has {verdict['caffe']}")
         cells[1] = "-"

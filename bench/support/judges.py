@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,20 +23,23 @@ from unittest import mock
 
 import numpy as np
 import torch
+import yaml
 
 from caffenets.costs import costs_of
-from caffenets.deploy import Deploy, with_batch
+from caffenets.deploy import Deploy, batch_axes, with_batch
 from caffenets.errors import NetError
 from caffenets.export import exporting
 from caffenets.export.differences import of_largest, paired
 from caffenets.export.exporting import Wanted, exported
 from caffenets.export.layered import found_in
 from caffenets.export.trials import Arrays, Computed
+from caffenets.known_types import type_here
 from caffenets.nets import read_deploy
 from caffenets.prototxt.text import to_text
+from caffenets.pytorch.graph import NetGraph
+from caffenets.pytorch.layer import LayerContext
 from caffenets.pytorch.trials import TrialsHere
 from caffenets.weight_files.caffemodel import read_model
-from caffenets.weight_files.stored import Stored
 from caffenets.weights import read_weights
 from tests.support.published_nets.table import NETS
 from tests.support.published_nets.weights import save_weights, walked, with_sizes
@@ -139,19 +143,34 @@ def by_opencv(one: Try, folder: Path, model: Path) -> Arrays | str:
         names = list(one.outputs)
         return dict(zip(names, net.forward([last[name] for name in names]), strict=True))
     except cv2.error as error:
-        return str(error).strip().splitlines()[0]
+        return re.sub(r"^.*?error: (\([^)]*\) )?", "", str(error).strip().splitlines()[0])
 
 
 def _in_opencv(one: Try, folder: Path, model: Path) -> Any:
     import cv2
 
-    net = cv2.dnn.readNetFromCaffe(str(folder / "net.prototxt"), str(model))
+    text = folder / "opencv.prototxt"
+    text.write_text(_in_opencvs_words(one.net))
+    net = cv2.dnn.readNetFromCaffe(str(text), str(model))
     cv2.setNumThreads(1)
     net.setPreferableBackend(cv2.dnn.DNN_BACKEND_OPENCV)
     net.enableWinograd(False)
     for name, values in one.records.items():
         net.setInput(values, name)
     return net
+
+
+def _in_opencvs_words(net: Any) -> str:
+    """The net with Proposal as a type and with `ceil_mode`, as OpenCV's schema has them."""
+    net = type(net).FromString(net.SerializeToString())
+    for layer in net.layer:
+        if layer.type == "Python" and type_here(layer) == "Proposal":
+            given = yaml.safe_load(f"{{{layer.python_param.param_str.strip('{}')}}}")
+            layer.type, layer.proposal_param.feat_stride = "Proposal", given["feat_stride"]
+            layer.proposal_param.ratio.extend(given.get("ratios", (0.5, 1, 2)))
+            layer.proposal_param.scale.extend(given.get("scales", (8, 16, 32)))
+            layer.ClearField("python_param")
+    return to_text(net).replace("round_mode: FLOOR", "ceil_mode: false")
 
 
 def first_apart(one: Try, folder: Path, model: Path) -> str:
@@ -178,21 +197,78 @@ def first_apart(one: Try, folder: Path, model: Path) -> str:
 
 
 def changed(net: Any, model: Path, file: Path) -> list[str]:
-    """The blobs of which this file has no array of the same values, in whatever order, to the bit.
+    """The blobs of which this file has no array of the same values to the bit, in their order or in another one.
 
     Those of BatchNorm are divided in ONNX.
     """
-    held = {_sorted(array) for array in read_weights(file).values()}
+    held = {_digest(array.read()): array for array in read_weights(file).values()}
     kinds = {str(layer.name): str(layer.type) for layer in net.layer}
-    return [
-        name
+    left = {
+        name: array
         for name, array in read_weights(model).items()
-        if kinds[name.rpartition("/")[0]] != "BatchNorm" and _sorted(array) not in held
+        if kinds[name.rpartition("/")[0]] != "BatchNorm"
+        and held.pop(_digest(array.read()), None) is None
+    }
+    moved = {_digest(np.sort(array.read(), axis=None)) for array in held.values()} if left else ()
+    return [
+        name for name, one in left.items() if _digest(np.sort(one.read(), axis=None)) not in moved
     ]
 
 
-def _sorted(array: Stored) -> bytes:
-    return hashlib.sha256(np.sort(array.read(), axis=None).tobytes()).digest()
+def _digest(values: Any) -> bytes:
+    return hashlib.sha256(values.tobytes()).digest()
+
+
+def _deploy(net: Any) -> Deploy:
+    inputs = {
+        str(top): tuple(shape.dim)
+        for layer in net.layer
+        if layer.type == "Input"
+        for top, shape in zip(layer.top, layer.input_param.shape, strict=True)
+    }
+    return Deploy(net, inputs)
+
+
+def refused(said: str) -> str:
+    """What an export said of its layers, those of a kind together."""
+    kinds: dict[str, list[str]] = {}
+    for line in said.splitlines():
+        match = re.search(r"layer '(?P<name>[^']+)' (?P<why>\(.*)", line)
+        name, why = (match["name"], match["why"]) if match else ("", line)
+        kinds.setdefault(why, []).append(name)
+    return "; ".join(f"{_some(names)} {why}".strip() for why, names in kinds.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else " and ".join(names)
+
+
+def without_refused(
+    net: Any, model: Path, form: str, wanted: Wanted, said: str, folder: Path
+) -> list[str]:
+    """A line about this form of the net without the layers that were refused, where it can be made.
+
+    What these make is an input of it.
+    """
+    names = re.findall(r"layer '([^']+)'", said)
+    shapes = NetGraph(net, "TEST", LayerContext("TEST")).shapes
+    cut = type(net)(name=net.name)
+    for layer in net.layer:
+        if layer.name not in names:
+            cut.layer.add().CopyFrom(layer)
+            continue
+        read = {str(bottom) for one in net.layer for bottom in one.bottom}
+        for top in read.intersection(layer.top):
+            own = cut.layer.add(name=f"{top} given", type="Input", top=[top])
+            own.input_param.shape.add().dim.extend(shapes[top])
+    trials = Kept()
+    try:
+        [*exported(_deploy(cut), model, wanted, trials, "the net", folder)]
+    except NetError as error:
+        return [f"{form} without {_some(names)}: {refused(str(error))}"]
+    pairs = zip(trials.made, trials.tries, strict=True)
+    worst = max(distance(made, one.outputs, frozenset()) for made, one in pairs)
+    return [f"{form} without {_some(names)} differs from caffenets by {worst:.1e}"]
 
 
 def judged(name: str, folder: Path) -> Verdict:
@@ -202,7 +278,7 @@ def judged(name: str, folder: Path) -> Verdict:
     text.write_text(entry.deploy())
     read = read_deploy(text, entry.shapes)
     net = with_batch(read.net, 1)
-    deploy = Deploy(net, {top: (1, *shape[1:]) for top, shape in read.inputs.items()})
+    deploy = _deploy(net)
     costs = costs_of(net)
     verdict.parameters = sum(one.parameters for one in costs if one.type != "BatchNorm")
     verdict.multiply_adds = work = sum(one.multiply_adds for one in costs)
@@ -223,9 +299,12 @@ def judged(name: str, folder: Path) -> Verdict:
             file = next(iter(wanted))[1].with_suffix(".onnx" if form == "ONNX" else ".pt")
             verdict.changed += [f"{form}: {one}" for one in changed(net, model, file)]
         except NetError as error:
-            verdict.worst[form] = str(error).replace(f"{text}, ", "").replace(f"{text}: ", "")
+            verdict.worst[form] = refused(str(error).replace(str(text), ""))
+            if not trials.made:
+                verdict.remarks += without_refused(net, model, form, wanted, str(error), folder)
         made[form] = trials.made
-    verdict.batches = tuple(next(iter(one.records.values())).shape[0] for one in trials.tries)
+    (name, axis), *_ = batch_axes(net).items()
+    verdict.batches = tuple(one.records[name].shape[axis] for one in trials.tries)
     _compare(verdict, trials.tries, made, folder, model)
     return verdict
 

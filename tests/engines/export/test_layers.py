@@ -235,7 +235,7 @@ def test_the_boxes_that_are_left_are_the_engines(
     assert max(counts) > 1
     if "1.49" in options:
         assert -1.0 in tried.outputs[1]["out/0"][..., 1], "no image is without a box"
-    with pytest.raises(SolverError, match="leave the layer out of --net"):
+    with pytest.raises(SolverError, match="leave the layer out of the net"):
         tried.made.as_torch("boxes")
 
 

@@ -27,15 +27,11 @@ from tests.engines.export.in_process import (
 from tests.support.archived_nets import SIZES, VECTOR, archived_nets, nets
 from tests.support.archived_nets import parsed as upgraded
 from tests.support.detection import SIDE, ssd_net
-from tests.support.published_nets import (
-    Published,
-    fcn_8s,
-    lrcn,
-    mobilenet,
-    resnet,
-    save_weights,
-    squeezenet,
-)
+from tests.support.published_nets.builder import Net
+from tests.support.published_nets.classifiers import mobilenet, resnet, squeezenet
+from tests.support.published_nets.dense import fcn_8s
+from tests.support.published_nets.others import lrcn
+from tests.support.published_nets.weights import save_weights
 from tests.support.siamese import NET as SIAMESE
 
 pytestmark = [pytest.mark.torch, pytest.mark.caffe]
@@ -201,7 +197,7 @@ def published() -> Iterator[Any]:
 
 @pytest.mark.parametrize("net", list(published()))
 def test_a_published_net_is_exported_from_its_train_and_from_its_deploy_net(
-    net: Published, tmp_path: Path
+    net: Net, tmp_path: Path
 ) -> None:
     pb2 = load_caffe().proto.caffe_pb2
     theirs = deploy(net.deploy())
@@ -214,9 +210,6 @@ def test_a_published_net_is_exported_from_its_train_and_from_its_deploy_net(
     weights = tmp_path / "net.caffemodel"
     save_weights(with_batch(theirs.net, 7), weights)
     tried = on_pycaffe(theirs.net, tmp_path, weights=weights)
-    trained = {layer.name for layer in theirs.net.layer if layer.type != "BatchNorm"}
-    count = sum(one.size for own in tried.model.layers for one in own.blobs if own.name in trained)
-    assert count == net.parameters or not net.parameters
     assert_exact(net.name, tried)
 
 

@@ -24,11 +24,7 @@ class Net:
     def __init__(self, name: str, **inputs: Sequence[int]) -> None:
         self.name, self.text, self.data = name, "", ""
         self.scores, self.label, self.axis = "", "label", 1
-        self.inputs = "".join(
-            f'layer {{ name: "{top}" type: "Input" top: "{top}" input_param {{ shape {{ '
-            f"{' '.join(f'dim: {size}' for size in shape)} }} }} }}\n"
-            for top, shape in inputs.items()
-        )
+        self.inputs = "".join(inputs_of(top, **{top: shape}) for top, shape in inputs.items())
 
     def train(self) -> str:
         """The train and test net."""
@@ -150,6 +146,15 @@ def images(name: str, height: int, width: int = 0, channels: int = 3) -> Net:
     net = Net(name, data=(1, channels, height, width or height))
     net.data = readers(LABELLED, "images", height)
     return net
+
+
+def inputs_of(name: str, **shapes: Sequence[int]) -> str:
+    """An Input layer."""
+    tops = " ".join(f'top: "{top}"' for top in shapes)
+    sizes = " ".join(
+        f"shape {{ {' '.join(f'dim: {size}' for size in shape)} }}" for shape in shapes.values()
+    )
+    return f'layer {{ name: "{name}" type: "Input" {tops} input_param {{ {sizes} }} }}\n'
 
 
 def readers(ends: str, source: str, crop: int = 0) -> str:

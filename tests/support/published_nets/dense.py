@@ -136,7 +136,7 @@ def pspnet(side: int = 473, classes: int = 150) -> Net:
         return net.relu(top) if relu else top
 
     top = conv("conv1_2_3x3", conv("conv1_1_3x3_s2", "data", 64, 3, 2), 64, 3)
-    top = net.pool("pool1_3x3_s2", conv("conv1_3_3x3", top, 128, 3), MAX_3)
+    top = net.pool("pool1_3x3_s2", conv("conv1_3_3x3", top, 128, 3), f"{MAX_3} pad: 1")
     for stage, (count, dilation) in enumerate(((3, 1), (4, 1), (6, 2), (3, 4)), 2):
         width = 64 << (stage - 2)
         for number in range(1, count + 1):

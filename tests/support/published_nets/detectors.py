@@ -133,7 +133,7 @@ def face_ssd() -> Net:
 def textboxes() -> Net:
     """TextBoxes, 300 x 300: Liao et al. 2016, arXiv:1611.06779; kernels of 1 x 5, twelve boxes at each place.
 
-    Half of the boxes lie lower by half a place, which its own PriorBox makes of these options.
+    Half of the boxes lie lower by half a place: its own PriorBox does that always, OpenCV's by `additional_y_offset`.
     """
     net = Net("TextBoxes", data=(1, 3, 300, 300))
     heads = _Heads(net, 2, (1, 5), 0.01)
@@ -147,7 +147,7 @@ def textboxes() -> Net:
     sizes = (30, 60, 114, 168, 222, 276, 330)
     for at, source in enumerate(sources):
         most = sizes[at + 1] if at else 0
-        heads.add(source, sizes[at], most, (2, 3, 5, 7, 10), more="flip: false", count=12)
+        heads.add(source, sizes[at], most, (2, 3, 5, 7, 10), more="flip: false additional_y_offset: true", count=12)
     return heads.end()
 
 
@@ -169,10 +169,10 @@ def _read(net: Net, features: str, rois: str, side: int) -> str:
     return net.add("roi_pool5", "ROIPooling", features, rois, options=options)
 
 
-def faster_rcnn() -> Net:
+def faster_rcnn(height: int = 600, width: int = 800, channels: int = 64) -> Net:
     """Faster R-CNN over VGG-16, Pascal VOC: Ren et al. 2015, arXiv:1506.01497; images of 600 x 800."""
-    net = Net("Faster R-CNN", data=(1, 3, 600, 800), im_info=(1, 3))
-    features = net.vgg("data", stages=4)[-1]
+    net = Net("Faster R-CNN", data=(1, 3, height, width), im_info=(1, 3))
+    features = net.vgg("data", stages=4, width=channels)[-1]
     top = _read(net, features, _proposals(net, features, 9, "'feat_stride': 16"), 7)
     for name in ("fc6", "fc7"):
         top = net.dropout(net.fc(name, top, 4096, relu=True))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tests.support.published_nets.builder import MAX_2, MAX_3, Net
+from tests.support.published_nets.builder import MAX_3, Net, inputs_of
 
 
 def lrcn(steps: int = 20, words: int = 8801, width: int = 1000, features: int = 1000) -> Net:
     """LRCN's caption model, two layers, factored: Donahue et al. 2014, arXiv:1411.4389, on features of images."""
     sizes = (steps, 1)
-    net = Net("LRCN", cont_sentence=sizes, input_sentence=sizes, image_features=(1, features))
+    net = Net("LRCN")
+    net.inputs = inputs_of("sentences", cont_sentence=sizes, input_sentence=sizes)
+    net.inputs += inputs_of("features", image_features=(1, features))
     wide = f"recurrent_param {{ num_output: {width} }}"
     embed = f"embed_param {{ input_dim: {words} num_output: {width} bias_term: false }}"
     top = net.add("embedding", "Embed", "input_sentence", options=embed)

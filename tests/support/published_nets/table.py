@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from caffenets.nets import read_deploy
 from tests.support.archived_nets import archived_nets
 from tests.support.published_nets import classifiers, dense, detectors, others
 from tests.support.published_nets.builder import Net
@@ -16,10 +15,10 @@ _UNITS: Final = {"K": 1e3, "M": 1e6, "G": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A net; its published figures as they are written, such as 25.6M, and where.
+    """A net; its published figures as they are written, such as 25.6M, and where; none where none is known for certain.
 
-    `train` is whether it is one with data layers, whose inputs have `shapes`. `opencv` is why OpenCV's own importer
-    is further from Caffe than rounding.
+    `shapes` are those of inputs that the text does not say. `opencv` is why OpenCV's own importer is further from Caffe
+    than rounding. An archived net is one of the archive of Caffe's source.
     """
 
     deploy: Callable[[], str]
@@ -28,6 +27,7 @@ class Entry:
     source: str = ""
     opencv: str = ""
     shapes: Mapping[str, tuple[int, ...]] | None = None
+    is_archived: bool = False
 
 
 def agrees(count: int, figure: str) -> bool:
@@ -38,30 +38,31 @@ def agrees(count: int, figure: str) -> bool:
     return least - unit / 2 <= count < least + unit
 
 
-def _paper(make: Callable[[], Net], *figures: str, **more: str) -> Entry:
-    return Entry(lambda: make().deploy(), *figures, **more)
+def _paper(make: Callable[[], Net], *figures: str, opencv: str = "") -> Entry:
+    return Entry(lambda: make().deploy(), *figures, opencv=opencv)
 
 
 def _bvlc(name: str, *figures: str, **shapes: tuple[int, ...]) -> Entry:
-    """A net of the archive of Caffe's source."""
-    return Entry(lambda: archived_nets()[name], *figures, shapes=shapes or None)
+    return Entry(lambda: archived_nets()[name], *figures, shapes=shapes or None, is_archived=True)
 
 
 _TORCHVISION: Final = "torchvision's table of models"
+_TIMM: Final = "results-imagenet.csv of pytorch-image-models"
+_SZE: Final = "Sze et al. 2017, arXiv:1703.09039, table II"
 NETS: Final[Mapping[str, Entry]] = {
     "lenet": _bvlc("examples/mnist/lenet.prototxt", "431K", "", "Han et al. 2015, arXiv:1510.00149, table 1"),
-    "caffenet": _bvlc("models/bvlc_reference_caffenet/deploy.prototxt", "61M", "", "Han et al. 2015, arXiv:1510.00149"),
-    "googlenet": _bvlc("models/bvlc_googlenet/deploy.prototxt"),
+    "caffenet": _bvlc("models/bvlc_reference_caffenet/deploy.prototxt", "61M", "724M", f"{_SZE}, AlexNet"),
+    "googlenet": _bvlc("models/bvlc_googlenet/deploy.prototxt", "7M", "1.5G", f"{_SZE}; Szegedy et al. 2014, section 1"),
     "squeezenet": _paper(classifiers.squeezenet, "1,235,496", "", _TORCHVISION),
-    "resnet50": _paper(lambda: classifiers.resnet(50), "25,557,032", "3.8G", "He et al. 2015, table 1; " + _TORCHVISION),
-    "resnet101": _paper(lambda: classifiers.resnet(101), "44,549,160", "7.6G", "He et al. 2015, table 1; " + _TORCHVISION),
-    "densenet121": _paper(classifiers.densenet, "7,978,856", "", _TORCHVISION),
+    "resnet50": _paper(lambda: classifiers.resnet(50), "25,557,032", "3.8G", f"{_TORCHVISION}; He et al. 2015, table 1"),
+    "resnet101": _paper(lambda: classifiers.resnet(101), "44,549,160", "7.6G", f"{_TORCHVISION}; He et al. 2015, table 1"),
+    "densenet121": _paper(classifiers.densenet, "7,978,856", "2.83G", _TORCHVISION),
     "mobilenet": _paper(classifiers.mobilenet, "4.2M", "569M", "Howard et al. 2017, table 4"),
-    "mobilenet_v2": _paper(classifiers.mobilenet_v2, "3,504,872", "300M", "Sandler et al. 2018, table 4 (and 3.4M); " + _TORCHVISION),
+    "mobilenet_v2": _paper(classifiers.mobilenet_v2, "3,504,872", "300M", f"{_TORCHVISION}; Sandler et al. 2018, table 4"),
     "shufflenet": _paper(classifiers.shufflenet, "", "137M", "Zhang et al. 2017, table 1"),
-    "inception_v3": _paper(classifiers.inception_v3, "", "5G", "Szegedy et al. 2015"),
-    "inception_v4": _paper(classifiers.inception_v4),
-    "vgg16": _paper(classifiers.vgg_16, "138,357,544", "", _TORCHVISION),
+    "inception_v3": _paper(classifiers.inception_v3, "23.83M", "5.71G", f"{_TIMM}; {_TORCHVISION}"),
+    "inception_v4": _paper(classifiers.inception_v4, "42.68M", "", _TIMM),
+    "vgg16": _paper(classifiers.vgg_16, "138,357,544", "15.5G", f"{_TORCHVISION}; {_SZE}"),
     "age": _paper(lambda: classifiers.age_or_gender(8)),
     "gender": _paper(lambda: classifiers.age_or_gender(2)),
     "ssd300": _paper(detectors.ssd_300),

@@ -18,7 +18,7 @@ from caffenets.pytorch.layer_params import param_name
 from caffenets.weight_files.caffemodel import write_model
 
 _SUMS: Final = 0.999  # the weight of BatchNorm's sums, near that which Caffe's moving averages leave
-_FEW: Final = 8  # a channel with fewer values has no variance of its own
+_CODES: Final = 0.1  # the deviation of the codes of boxes, which move and stretch others
 
 Blobs = Callable[[Layer, Sequence[Tensor]], list[Tensor]]
 
@@ -83,7 +83,7 @@ def save_weights(net: Any, path: Path, seed: int = 1) -> None:
 def _drawn(layer: Layer, bottoms: Sequence[Tensor], rng: np.random.Generator) -> list[Tensor]:
     """What a layer makes of its bottom has the deviation 1, and a batch norm the statistics of its bottom.
 
-    A Scale shifts upwards: around 0 a ReLU would cut half, and such a net, untrained, makes much of rounding, also
+    Biases shift upwards: around 0 a ReLU would cut half, and such a net, untrained, makes much of rounding, also
     Caffe's own.
     """
     param, shapes = layer.param, [tuple(spec.shape) for spec in layer.blobs]
@@ -115,17 +115,20 @@ def _drawn(layer: Layer, bottoms: Sequence[Tensor], rng: np.random.Generator) ->
         fan = 1
     power = float(bottoms[0].square().mean()) or 1.0
     linear = param.type not in ("Embed", "LSTM", "RNN", "Lstm")
-    deviation = 1 / math.sqrt(fan * (power if linear else 1.0))
+    size = _CODES if layer.name.endswith(("bbox_pred", "mbox_loc")) else 1.0
+    deviation = size / math.sqrt(fan * (power if linear else 1.0))
     return [
-        normal(shape, deviation if at == 0 or len(shape) > 1 else 0.1)
+        normal(shape, deviation) if at == 0 or len(shape) > 1 else around(shape, 0, size)
         for at, shape in enumerate(shapes)
     ]
 
 
 def _statistics(bottom: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of each channel, both as a vector."""
+    """Half the mean of each channel, and its variance around that, both as a vector.
+
+    With all of the mean taken out, a random net doubles rounding at each BatchNorm, which a trained one does not.
+    """
     values = bottom.transpose(0, 1).flatten(1)
-    mean, variance = values.mean(1), values.var(1, unbiased=False)
-    if values.shape[1] < _FEW:
-        return torch.zeros_like(mean), torch.full_like(variance, float(values.square().mean()))
-    return mean, variance.clamp(min=1e-3 * float(variance.mean()) + 1e-6)
+    mean = values.mean(1) / 2
+    variance = (values - mean[:, None]).square().mean(1)
+    return mean, variance.clamp(min=float(variance.mean()) / 2)

@@ -14,7 +14,7 @@ from caffenets.export.onnx_graph import Graph
 from caffenets.export.steps import Dims, NoEqual, Shape, constant
 from caffenets.export.torch_code import Code, listed
 
-_LEAVE_OUT: Final = "has no equal: leave the layer out of --net, so that its bottoms are outputs"
+_LEAVE_OUT: Final = "has no equal: leave the layer out of the net, so that its bottoms are outputs"
 _ROI_POOLING: Final = '''
 def roi_pooling(features, regions, bins, scale):
     """The largest value in each of `bins` parts of a region (image, xmin, ymin, xmax, ymax); 0 of an empty one."""
@@ -220,7 +220,7 @@ class PriorBox(LayerExport):
         return [graph.constant(self.step.value)]
 
     def torch(self, code: Code, bottoms: Sequence[str]) -> list[str]:
-        raise NoEqual("has its boxes in no state dict: use --onnx, or leave the layer out of --net")
+        raise NoEqual("has its boxes in no state dict: use --onnx, or leave the layer out of the net")
 
 
 class _Search(LayerExport):
