@@ -60,7 +60,11 @@ def problems_of(name: str, entry: Entry, verdict: dict[str, Any]) -> list[str]:
     if published(entry, verdict).startswith("no"):
         found.append(f"{name}: published: {published(entry, verdict)}")
     for judge, away in verdict["worst"].items():
-        if not isinstance(away, str) and not away <= CLOSE and not (judge == "OpenCV" and entry.opencv):
+        if (
+            not isinstance(away, str)
+            and not away <= CLOSE
+            and not (judge == "OpenCV" and entry.opencv)
+        ):
             found.append(f"{name}: {judge} differs by {away:.1e}")
     return found
 

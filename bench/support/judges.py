@@ -2,8 +2,8 @@
 
     python -m bench.support.judges NET
 
-prints a line of JSON, the fields of `Verdict`. Each net has a process of its own, since Caffe may end it, and nothing of
-speedo is imported before the net has been exported: messages are those of caffe-nets alone.
+prints a line of JSON, the fields of `Verdict`. Each net has a process of its own, since Caffe may end it, and nothing
+of speedo is imported before the net has been exported: messages are those of caffe-nets alone.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Kept(TrialsHere):
     def engine(self, nets: Sequence[tuple[Any, Arrays]], weights: Path | None) -> list[Computed]:
         found = []
         for net, records in nets:
-            key = net.SerializeToString()
+            key, made = net.SerializeToString(), with_sizes(dict(records))
             if key not in self._known:
-                (self._known[key],) = super().engine([(net, with_sizes(dict(records)))], weights)
+                (self._known[key],) = super().engine([(net, made)], weights)
             found.append(self._known[key])
         pairs = zip(nets, found, strict=True)
         self.tries = [Try(net, dict(records), one.outputs) for (net, records), one in pairs]
@@ -112,7 +112,9 @@ def distance(ours: Arrays, theirs: Arrays, found: frozenset[str]) -> float | str
             mine, one = paired(mine, one)
         if mine is None or mine.size != one.size:
             return f"{name} has the shape {getattr(mine, 'shape', None)}, not {one.shape}"
-        worst = max(worst, of_largest(mine.reshape(one.shape).astype(np.float64), one.astype(np.float64)))
+        worst = max(
+            worst, of_largest(mine.reshape(one.shape).astype(np.float64), one.astype(np.float64))
+        )
     return worst
 
 
@@ -203,13 +205,16 @@ def changed(net: Any, model: Path, file: Path) -> list[str]:
     """
     held = {_digest(array.read()): array for array in read_weights(file).values()}
     kinds = {str(layer.name): str(layer.type) for layer in net.layer}
-    left = {
-        name: array
+    known = {
+        name: _digest(array.read())
         for name, array in read_weights(model).items()
         if kinds[name.rpartition("/")[0]] != "BatchNorm"
-        and held.pop(_digest(array.read()), None) is None
     }
-    moved = {_digest(np.sort(array.read(), axis=None)) for array in held.values()} if left else ()
+    left = {name: read_weights(model)[name] for name, digest in known.items() if digest not in held}
+    if not left:
+        return []
+    others = [array for digest, array in held.items() if digest not in known.values()]
+    moved = {_digest(np.sort(array.read(), axis=None)) for array in others}
     return [
         name for name, one in left.items() if _digest(np.sort(one.read(), axis=None)) not in moved
     ]
@@ -234,7 +239,7 @@ def refused(said: str) -> str:
     kinds: dict[str, list[str]] = {}
     for line in said.splitlines():
         match = re.search(r"layer '(?P<name>[^']+)' (?P<why>\(.*)", line)
-        name, why = (match["name"], match["why"]) if match else ("", line)
+        name, why = (match["name"], match["why"]) if match else ("", line.lstrip(",: "))
         kinds.setdefault(why, []).append(name)
     return "; ".join(f"{_some(names)} {why}".strip() for why, names in kinds.items())
 
@@ -243,32 +248,38 @@ def _some(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 2 else " and ".join(names)
 
 
-def without_refused(
-    net: Any, model: Path, form: str, wanted: Wanted, said: str, folder: Path
-) -> list[str]:
-    """A line about this form of the net without the layers that were refused, where it can be made.
+def without_refused(net: Any, model: Path, form: str, wanted: Wanted, said: str) -> str:
+    """A line about this form of the net without the layers that were refused, and those that are then refused.
 
     What these make is an input of it.
     """
-    names = re.findall(r"layer '([^']+)'", said)
+    out: list[str] = []
+    while names := [name for name in re.findall(r"layer '([^']+)'", said) if name not in out]:
+        out += names
+        trials = Kept()
+        try:
+            [*exported(_deploy(_without(net, out)), model, wanted, trials, "the net", model.parent)]
+        except NetError as error:
+            said = str(error)
+            continue
+        pairs = zip(trials.made, trials.tries, strict=True)
+        worst = max(distance(made, one.outputs, frozenset()) for made, one in pairs)
+        return f"{form} without {_some(out)} differs from caffenets by {worst:.1e}"
+    return f"{form} without {_some(out)}: {refused(said)}"
+
+
+def _without(net: Any, names: Sequence[str]) -> Any:
     shapes = NetGraph(net, "TEST", LayerContext("TEST")).shapes
-    cut = type(net)(name=net.name)
+    cut, made = type(net)(name=net.name), set[str]()
     for layer in net.layer:
         if layer.name not in names:
+            for top in {str(one) for one in layer.bottom} - made:
+                own = cut.layer.add(name=f"{top} given", type="Input", top=[top])
+                own.input_param.shape.add().dim.extend(shapes[top])
+                made.add(top)
             cut.layer.add().CopyFrom(layer)
-            continue
-        read = {str(bottom) for one in net.layer for bottom in one.bottom}
-        for top in read.intersection(layer.top):
-            own = cut.layer.add(name=f"{top} given", type="Input", top=[top])
-            own.input_param.shape.add().dim.extend(shapes[top])
-    trials = Kept()
-    try:
-        [*exported(_deploy(cut), model, wanted, trials, "the net", folder)]
-    except NetError as error:
-        return [f"{form} without {_some(names)}: {refused(str(error))}"]
-    pairs = zip(trials.made, trials.tries, strict=True)
-    worst = max(distance(made, one.outputs, frozenset()) for made, one in pairs)
-    return [f"{form} without {_some(names)} differs from caffenets by {worst:.1e}"]
+            made.update(layer.top)
+    return cut
 
 
 def judged(name: str, folder: Path) -> Verdict:
@@ -284,8 +295,32 @@ def judged(name: str, folder: Path) -> Verdict:
     verdict.multiply_adds = work = sum(one.multiply_adds for one in costs)
     model = folder / "net.caffemodel"
     save_weights(net, model)
-    batches = (1,) if work > _HUGE else (1, 2) if work > _LARGE else exporting.BATCHES
-    trials = Kept()
+    batches, why = _batches(net, work)
+    verdict.remarks += [why] if why else []
+    with mock.patch.object(exporting, "BATCHES", batches):
+        trials, made = _exported(verdict, deploy, model, text)
+    (name, axis), *_ = batch_axes(net).items()
+    verdict.batches = tuple(one.records[name].shape[axis] for one in trials.tries)
+    _compare(verdict, trials.tries, made, folder, model)
+    return verdict
+
+
+def _batches(net: Any, work: int) -> tuple[tuple[int, ...], str]:
+    """What is tried, and why it is not what an export tries."""
+    if any(type_here(layer) == "Proposal" for layer in net.layer):
+        return (1,), "batch 1: Proposal is of one image in its Caffe"
+    if work > _HUGE:
+        return (1,), f"batch 1: {work / 1e9:.0f} G multiply-adds an image"
+    if work > _LARGE:
+        return (1, 2), f"batches 1 and 2: {work / 1e9:.0f} G multiply-adds an image"
+    return exporting.BATCHES, ""
+
+
+def _exported(
+    verdict: Verdict, deploy: Deploy, model: Path, text: Path
+) -> tuple[Kept, dict[str, list[Arrays]]]:
+    """What both forms make of the records, and what was refused."""
+    folder, net, trials = text.parent, deploy.net, Kept()
     made: dict[str, list[Arrays]] = {}
     for form, wanted in (
         ("ONNX", Wanted(onnx=folder / "net.onnx")),
@@ -293,24 +328,24 @@ def judged(name: str, folder: Path) -> Verdict:
     ):
         trials.made = []
         try:
-            with mock.patch.object(exporting, "BATCHES", batches):
-                lines = [*exported(deploy, model, wanted, trials, str(text), folder)]
+            lines = [*exported(deploy, model, wanted, trials, str(text), folder)]
             verdict.remarks += [line for line in lines[:-1] if line not in verdict.remarks]
             file = next(iter(wanted))[1].with_suffix(".onnx" if form == "ONNX" else ".pt")
             verdict.changed += [f"{form}: {one}" for one in changed(net, model, file)]
         except NetError as error:
             verdict.worst[form] = refused(str(error).replace(str(text), ""))
             if not trials.made:
-                verdict.remarks += without_refused(net, model, form, wanted, str(error), folder)
+                verdict.remarks.append(without_refused(net, model, form, wanted, str(error)))
         made[form] = trials.made
-    (name, axis), *_ = batch_axes(net).items()
-    verdict.batches = tuple(one.records[name].shape[axis] for one in trials.tries)
-    _compare(verdict, trials.tries, made, folder, model)
-    return verdict
+    return trials, made
 
 
 def _compare(
-    verdict: Verdict, tries: Sequence[Try], made: Mapping[str, list[Arrays]], folder: Path, model: Path
+    verdict: Verdict,
+    tries: Sequence[Try],
+    made: Mapping[str, list[Arrays]],
+    folder: Path,
+    model: Path,
 ) -> None:
     judges: dict[str, Callable[[Try, Path, Path], Arrays | str]] = {
         "Caffe": by_caffe, "OpenCV": by_opencv,
@@ -332,7 +367,7 @@ def _compare(
             away = outputs if isinstance(outputs, str) else distance(outputs, truth, found)
             before = verdict.worst.get(judge, 0.0)
             # What a form was refused for stands, unless it was refused for this difference.
-            if isinstance(away, str) or isinstance(before, str) and judge == "OpenCV":
+            if isinstance(away, str) or (isinstance(before, str) and judge == "OpenCV"):
                 verdict.worst[judge] = away if isinstance(away, str) else before
             else:
                 verdict.worst[judge] = away if isinstance(before, str) else max(before, away)

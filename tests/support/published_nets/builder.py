@@ -99,7 +99,9 @@ class Net:
     ) -> str:
         return self.add(name, "Pooling", bottom, top=top, options=f"pooling_param {{ {options} }}")
 
-    def fc(self, name: str, bottom: str, outputs: int, more: str = "", *, relu: bool = False) -> str:
+    def fc(
+        self, name: str, bottom: str, outputs: int, more: str = "", *, relu: bool = False
+    ) -> str:
         options = f"inner_product_param {{ num_output: {outputs} {more} }}"
         self.add(name, "InnerProduct", bottom, options=options)
         return self.relu(name) if relu else name

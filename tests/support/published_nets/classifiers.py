@@ -87,10 +87,23 @@ def mobilenet_v2(side: int = 224) -> Net:
     """MobileNet v2: Sandler et al. 2018, arXiv:1801.04381, table 2; with ReLU in Caffe, as published for it."""
     net = images("MobileNet v2", side)
     top, inputs = net.conv_bn("conv1", "data", 32, 3, 2), 32
-    table = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    table = (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
     for stage, (factor, outputs, count, first) in enumerate(table, 2):
         for number in range(1, count + 1):
-            name, stride, wide, bottom = f"conv{stage}_{number}", first if number == 1 else 1, factor * inputs, top
+            name, stride, wide, bottom = (
+                f"conv{stage}_{number}",
+                first if number == 1 else 1,
+                factor * inputs,
+                top,
+            )
             if factor > 1:
                 top = net.conv_bn(f"{name}/expand", top, wide, 1)
             top = net.conv_bn(f"{name}/dwise", top, wide, 3, stride, more=f"group: {wide}")
@@ -118,7 +131,9 @@ def shufflenet(side: int = 224, groups: int = 3) -> Net:
             top = net.conv_bn(f"{name}/conv1", top, narrow, 1, more=more)
             options = f"shuffle_channel_param {{ group: {groups} }}"
             top = net.add(f"{name}/shuffle", "ShuffleChannel", top, options=options)
-            top = net.conv_bn(f"{name}/conv2", top, narrow, 3, stride, more=f"group: {narrow}", relu=False)
+            top = net.conv_bn(
+                f"{name}/conv2", top, narrow, 3, stride, more=f"group: {narrow}", relu=False
+            )
             top = net.conv_bn(f"{name}/conv3", top, outputs, 1, more=by_group, relu=False)
             if stride == 2:
                 bottom = net.pool(f"{name}/match", bottom, "pool: AVE kernel_size: 3 stride: 2")
@@ -133,7 +148,11 @@ def shufflenet(side: int = 224, groups: int = 3) -> Net:
 def densenet(side: int = 224) -> Net:
     """DenseNet-121, growth 32: Huang et al. 2016, arXiv:1608.06993, table 1."""
     net = images("DenseNet-121", side)
-    top = net.pool("pool1", net.conv_bn("conv1", "data", 64, 7, 2), "kernel_size: 3 stride: 2 pad: 1 round_mode: FLOOR")
+    top = net.pool(
+        "pool1",
+        net.conv_bn("conv1", "data", 64, 7, 2),
+        "kernel_size: 3 stride: 2 pad: 1 round_mode: FLOOR",
+    )
     channels = 64
     for block, count in enumerate((6, 12, 24, 16), 1):
         for number in range(1, count + 1):
@@ -179,33 +198,45 @@ def _branches(net: Net, name: str, bottom: str, *branches: str) -> str:
                 continue
             tops = []
             for way, word in enumerate(words.split("|")):
-                outputs, kernel, stride = word.replace("/", ",").split(",") + ([] if "/" in word else ["1"])
+                outputs, kernel, stride = word.replace("/", ",").split(",") + (
+                    [] if "/" in word else ["1"]
+                )
                 high, _, wide = kernel.partition("x")
                 pair = (int(high), int(wide or high))
                 pad = 0 if stride == "2" or "/" in word else None
-                tops.append(net.conv_bn(f"{name}/{at}_{step}_{way}", top, int(outputs), pair, int(stride), pad=pad))
+                tops.append(
+                    net.conv_bn(
+                        f"{name}/{at}_{step}_{way}", top, int(outputs), pair, int(stride), pad=pad
+                    )
+                )
             top = tops[0]
         ends += tops if branch.split()[-1] not in ("ave", "max") else [top]
     return net.concat(f"{name}/concat", *ends)
 
 
 def inception_v3(side: int = 299) -> Net:
-    """Inception-v3: Szegedy et al. 2015, arXiv:1512.00567, table 1 and figures 5 to 7, 10, as its authors released it."""
+    """Inception-v3: Szegedy et al. 2015, arXiv:1512.00567, table 1 and figures 5 to 7 and 10, as it was released."""
     net = images("Inception-v3", side)
     top = net.conv_bn("conv1", "data", 32, 3, 2, pad=0)
     top = net.conv_bn("conv3", net.conv_bn("conv2", top, 32, 3, pad=0), 64, 3)
     top = net.conv_bn("conv4", net.pool("pool1", top, MAX_3), 80, 1)
     top = net.pool("pool2", net.conv_bn("conv5", top, 192, 3, pad=0), MAX_3)
     for number, pooled in enumerate((32, 64, 64)):
-        top = _branches(net, f"a{number}", top, "64,1", "48,1 64,5", "64,1 96,3 96,3", f"ave {pooled},1")
+        top = _branches(
+            net, f"a{number}", top, "64,1", "48,1 64,5", "64,1 96,3 96,3", f"ave {pooled},1"
+        )
     top = _branches(net, "a_reduced", top, "384,3/2", "64,1 96,3 96,3/2", "max")
     for number, wide in enumerate((128, 160, 160, 192)):
         far = f"{wide},1 {wide},7x1 {wide},1x7 {wide},7x1 192,1x7"
-        top = _branches(net, f"b{number}", top, "192,1", f"{wide},1 {wide},1x7 192,7x1", far, "ave 192,1")
+        top = _branches(
+            net, f"b{number}", top, "192,1", f"{wide},1 {wide},1x7 192,7x1", far, "ave 192,1"
+        )
     top = _branches(net, "b_reduced", top, "192,1 320,3/2", "192,1 192,1x7 192,7x1 192,3/2", "max")
     for number in range(2):
         both = "384,1x3|384,3x1"
-        top = _branches(net, f"c{number}", top, "320,1", f"384,1 {both}", f"448,1 384,3 {both}", "ave 192,1")
+        top = _branches(
+            net, f"c{number}", top, "320,1", f"384,1 {both}", f"448,1 384,3 {both}", "ave 192,1"
+        )
     net.scores = net.fc("fc", net.dropout(net.pool("pool3", top, WHOLE)), 1000)
     return net
 
@@ -227,7 +258,15 @@ def inception_v4(side: int = 299) -> Net:
     top = _branches(net, "b_reduced", top, "192,1 192,3/2", "256,1 256,1x7 320,7x1 320,3/2", "max")
     for number in range(3):
         both = "256,1x3|256,3x1"
-        top = _branches(net, f"c{number}", top, "256,1", f"384,1 {both}", f"384,1 448,3x1 512,1x3 {both}", "ave 256,1")
+        top = _branches(
+            net,
+            f"c{number}",
+            top,
+            "256,1",
+            f"384,1 {both}",
+            f"384,1 448,3x1 512,1x3 {both}",
+            "ave 256,1",
+        )
     net.scores = net.fc("fc", net.dropout(net.pool("pool", top, WHOLE)), 1000)
     return net
 
@@ -236,7 +275,9 @@ def age_or_gender(classes: int, side: int = 227) -> Net:
     """Levi and Hassner, Age and Gender Classification Using Convolutional Neural Networks, CVPR workshops 2015."""
     net = images("age" if classes == 8 else "gender", side)
     top = "data"
-    for number, (outputs, kernel, stride, pad) in enumerate(((96, 7, 4, 0), (256, 5, 1, 2), (384, 3, 1, 1)), 1):
+    for number, (outputs, kernel, stride, pad) in enumerate(
+        ((96, 7, 4, 0), (256, 5, 1, 2), (384, 3, 1, 1)), 1
+    ):
         top = net.conv(f"conv{number}", top, outputs, kernel, stride, pad=pad, relu=True)
         top = net.pool(f"pool{number}", top, MAX_3)
         if number < 3:

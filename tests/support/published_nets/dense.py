@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.published_nets.builder import LABELLED, MAX_2, MAX_3, Net, images, readers
-
-_MASKED = ("", "_mask")
+from tests.support.published_nets.builder import MAX_3, Net, images, readers
 
 
 def fcn_8s(side: int = 500, width: int = 64, classes: int = 21) -> Net:
@@ -46,7 +44,7 @@ def deeplab(side: int = 321) -> Net:
 
 
 def segnet() -> Net:
-    """SegNet, CamVid, 360 x 480: Badrinarayanan et al. 2015, arXiv:1511.00561; unpooling by the places of the maxima."""
+    """SegNet, CamVid, 360 x 480: Badrinarayanan et al. 2015, arXiv:1511.00561; it unpools by the places of maxima."""
     net, places, counts = images("SegNet", 360, 480), {}, (2, 2, 3, 3, 3)
     widths = (64, 128, 256, 512, 512)
 
@@ -62,22 +60,22 @@ def segnet() -> Net:
         places[stage] = f"pool{stage}_mask"
         top = net.pool(f"pool{stage}", top, top=(f"pool{stage}", places[stage]))
     for stage in range(5, 0, -1):
-        sizes = {5: "upsample_w: 30 upsample_h: 23", 4: "upsample_w: 60 upsample_h: 45"}.get(stage, "")
+        sizes = {5: "upsample_w: 30 upsample_h: 23", 4: "upsample_w: 60 upsample_h: 45"}.get(
+            stage, ""
+        )
         options = f"upsample_param {{ scale: 2 {sizes} }}"
         top = net.add(f"upsample{stage}", "Upsample", top, places[stage], options=options)
         for number in range(counts[stage - 1], 0, -1):
             width = widths[max(stage - 2, 0)] if number == 1 else widths[stage - 1]
             name = f"conv{stage}_{number}_D"
-            if stage == number == 1:
-                top = net.conv("conv1_1_D", top, 11, 3)
-            else:
-                top = conv(name, top, width)
+            is_last = stage == number == 1
+            top = net.conv(name, top, 11, 3) if is_last else conv(name, top, width)
     net.scores = top
     return net
 
 
 def enet() -> Net:
-    """ENet, Cityscapes, 512 x 1024: Paszke et al. 2016, arXiv:1606.02147, table 1, as TimoSaemann/ENet has it for Caffe.
+    """ENet, Cityscapes, 512 x 1024: Paszke et al. 2016, arXiv:1606.02147, table 1, as TimoSaemann/ENet has it.
 
     Spatial Dropout, which does nothing in the TEST phase, is left out.
     """
@@ -87,7 +85,9 @@ def enet() -> Net:
         top = net.add(f"{blob}/bn", "BN", blob, options="bn_param { bn_mode: INFERENCE }")
         return net.add(f"{blob}/relu", relu, top, top=f"{blob}/relu") if relu else top
 
-    def block(name: str, bottom: str, outputs: int, how: str = "3", relu: str = "PReLU", places: str = "") -> str:
+    def block(
+        name: str, bottom: str, outputs: int, how: str = "3", relu: str = "PReLU", places: str = ""
+    ) -> str:
         """A bottleneck; `how` is `down`, `up`, the kernel, 5 for 5 x 1 and 1 x 5, or `d` and a dilation."""
         narrow, bare = outputs // 4, "bias_term: false"
         first = (2, 2) if how == "down" else (1, 1)
@@ -95,7 +95,9 @@ def enet() -> Net:
         if how == "up":
             top = net.conv(f"{name}/1", top, narrow, 2, 2, pad=0, kind="Deconvolution")
         elif how == "5":
-            top = net.conv(f"{name}/1", net.conv(f"{name}/1a", top, narrow, (5, 1), more=bare), narrow, (1, 5))
+            top = net.conv(
+                f"{name}/1", net.conv(f"{name}/1a", top, narrow, (5, 1), more=bare), narrow, (1, 5)
+            )
         else:
             dilation = int(how[1:]) if how.startswith("d") and how != "down" else 1
             top = net.conv(f"{name}/1", top, narrow, 3, pad=dilation, more=f"dilation: {dilation}")
@@ -129,7 +131,15 @@ def pspnet(side: int = 473, classes: int = 150) -> Net:
     """PSPNet over ResNet-50, ADE20K: Zhao et al. 2016, arXiv:1612.01105, as its authors published it for Caffe."""
     net = images("PSPNet-50", side)
 
-    def conv(name: str, bottom: str, outputs: int, kernel: int, stride: int = 1, dilation: int = 1, relu: bool = True) -> str:
+    def conv(
+        name: str,
+        bottom: str,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        dilation: int = 1,
+        relu: bool = True,
+    ) -> str:
         more = f"bias_term: false {f'dilation: {dilation}' if dilation > 1 else ''}"
         top = net.conv(name, bottom, outputs, kernel, stride, pad=kernel // 2 * dilation, more=more)
         net.add(f"{name}/bn", "BN", top, top=top, options="bn_param { frozen: true }")
@@ -140,7 +150,11 @@ def pspnet(side: int = 473, classes: int = 150) -> Net:
     for stage, (count, dilation) in enumerate(((3, 1), (4, 1), (6, 2), (3, 4)), 2):
         width = 64 << (stage - 2)
         for number in range(1, count + 1):
-            name, bottom, stride = f"conv{stage}_{number}", top, 2 if (stage, number) == (3, 1) else 1
+            name, bottom, stride = (
+                f"conv{stage}_{number}",
+                top,
+                2 if (stage, number) == (3, 1) else 1,
+            )
             top = conv(f"{name}_1x1_reduce", bottom, width, 1, stride)
             top = conv(f"{name}_3x3", top, width, 3, 1, dilation)
             top = conv(f"{name}_1x1_increase", top, 4 * width, 1, relu=False)
@@ -152,7 +166,11 @@ def pspnet(side: int = 473, classes: int = 150) -> Net:
         name = f"conv5_3_pool{bins}"
         pooled = net.pool(name, top, f"pool: AVE kernel_size: {kernel} stride: {kernel}")
         pooled = conv(f"{name}_conv", pooled, 512, 1)
-        ends.append(net.add(f"{name}_interp", "Interp", pooled, options="interp_param { height: 60 width: 60 }"))
+        ends.append(
+            net.add(
+                f"{name}_interp", "Interp", pooled, options="interp_param { height: 60 width: 60 }"
+            )
+        )
     top = net.dropout(conv("conv5_4", net.concat("conv5_3_concat", *ends), 512, 3))
     top = net.conv("conv6", top, classes, 1)
     net.scores = net.add("conv6_interp", "Interp", top, options="interp_param { zoom_factor: 8 }")
@@ -167,11 +185,19 @@ def hed(side: int = 500) -> Net:
         stride = 1 << (number - 1)
         top = net.conv(f"score-dsn{number}", ends[2 * number - 2], 1, 1)
         if number > 1:
-            top = net.conv(f"upsample_{stride}", top, 1, 2 * stride, stride, pad=0, kind="Deconvolution")
+            top = net.conv(
+                f"upsample_{stride}", top, 1, 2 * stride, stride, pad=0, kind="Deconvolution"
+            )
         options = f"crop_param {{ axis: 2 offset: {34 + (stride // 2 if number > 1 else 0)} }}"
-        sides.append(net.add("crop", "Crop", top, "data", top=f"upscore-dsn{number}", options=options))
+        sides.append(
+            net.add("crop", "Crop", top, "data", top=f"upscore-dsn{number}", options=options)
+        )
         net.add(f"sigmoid-dsn{number}", "Sigmoid", sides[-1])
-    net.add("sigmoid-fuse", "Sigmoid", net.conv("upscore-fuse", net.concat("concat-upscore", *sides), 1, 1))
+    net.add(
+        "sigmoid-fuse",
+        "Sigmoid",
+        net.conv("upscore-fuse", net.concat("concat-upscore", *sides), 1, 1),
+    )
     return net
 
 
@@ -215,7 +241,9 @@ def openpose() -> Net:
             first = ((128, 3),) * 3 + ((512, 1),) if stage == 1 else ((128, 7),) * 5 + ((128, 1),)
             top = read
             for number, (width, kernel) in enumerate(first, 1):
-                top = net.conv(f"Mconv{number}_stage{stage}_L{branch}", top, width, kernel, relu=True)
+                top = net.conv(
+                    f"Mconv{number}_stage{stage}_L{branch}", top, width, kernel, relu=True
+                )
             ends.append(net.conv(f"Mconv{len(first) + 1}_stage{stage}_L{branch}", top, outputs, 1))
         if stage < 6:
             read = net.concat(f"concat_stage{stage + 1}", *ends, features)
@@ -226,12 +254,22 @@ def openpose() -> Net:
 def colorization(side: int = 224) -> Net:
     """Colorful Image Colorization, its second version: Zhang et al. 2016, arXiv:1603.08511."""
     net, top = Net("LtoAB", data_l=(1, 1, side, side)), "data_l"
-    stages = ((64, 2, 2, 1), (128, 2, 2, 1), (256, 3, 2, 1), (512, 3, 1, 1), (512, 3, 1, 2), (512, 3, 1, 2), (512, 3, 1, 1))
+    stages = (
+        (64, 2, 2, 1),
+        (128, 2, 2, 1),
+        (256, 3, 2, 1),
+        (512, 3, 1, 1),
+        (512, 3, 1, 2),
+        (512, 3, 1, 2),
+        (512, 3, 1, 1),
+    )
     for stage, (width, count, last, dilation) in enumerate(stages, 1):
         for number in range(1, count + 1):
             stride = last if number == count else 1
             more = f"dilation: {dilation}"
-            top = net.conv(f"conv{stage}_{number}", top, width, 3, stride, pad=dilation, more=more, relu=True)
+            top = net.conv(
+                f"conv{stage}_{number}", top, width, 3, stride, pad=dilation, more=more, relu=True
+            )
         top = net.add(f"conv{stage}norm", "BatchNorm", top)
     top = net.relu(net.conv("conv8_1", top, 256, 4, 2, pad=1, kind="Deconvolution"))
     for number in (2, 3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tests.support.published_nets.builder import MAX_2, MAX_3, Net, Pair, images
+from tests.support.published_nets.builder import MAX_2, MAX_3, Net, Pair
 from tests.support.published_nets.classifiers import mobilenet_v1_body, resnet_body
 
 _SAME_SIZE: Final = "pool: MAX kernel_size: 3 stride: 1 pad: 1"
@@ -15,7 +15,9 @@ _WIDE: Final = (2, 3)  # aspect ratios of SSD's priors beside 1
 class _Heads:
     """What SSD's layers read of each feature map, and the boxes that are left of it."""
 
-    def __init__(self, net: Net, classes: int, kernel: Pair, conf: float, top_k: int = 400, keep: int = 200) -> None:
+    def __init__(
+        self, net: Net, classes: int, kernel: Pair, conf: float, top_k: int = 400, keep: int = 200
+    ) -> None:
         self._net, self._classes, self._kernel = net, classes, kernel
         self._options = (
             f"num_classes: {classes} share_location: true background_label_id: 0 code_type: CENTER_SIZE "
@@ -33,12 +35,20 @@ class _Heads:
             top = net.conv(f"{source}_mbox_{end}", source, outputs, self._kernel)
             options = "permute_param { order: 0 order: 2 order: 3 order: 1 }"
             top = net.add(f"{top}_perm", "Permute", top, options=options)
-            self._ends[end].append(net.add(f"{top}_flat", "Flatten", top, options="flatten_param { axis: 1 }"))
+            self._ends[end].append(
+                net.add(f"{top}_flat", "Flatten", top, options="flatten_param { axis: 1 }")
+            )
         options = f"min_size: {least} {f'max_size: {most}' if most else ''} "
-        options += " ".join(f"aspect_ratio: {ratio}" for ratio in ratios) + (f" step: {step}" if step else "")
-        options += f" clip: false {more or 'flip: true'} " + " ".join(f"variance: {v}" for v in (0.1, 0.1, 0.2, 0.2))
+        options += " ".join(f"aspect_ratio: {ratio}" for ratio in ratios) + (
+            f" step: {step}" if step else ""
+        )
+        options += f" clip: false {more or 'flip: true'} " + " ".join(
+            f"variance: {v}" for v in (0.1, 0.1, 0.2, 0.2)
+        )
         options = f"prior_box_param {{ {options} offset: 0.5 }}"
-        self._ends["priorbox"].append(net.add(f"{source}_mbox_priorbox", "PriorBox", source, "data", options=options))
+        self._ends["priorbox"].append(
+            net.add(f"{source}_mbox_priorbox", "PriorBox", source, "data", options=options)
+        )
 
     def end(self) -> Net:
         net = self._net
@@ -49,7 +59,9 @@ class _Heads:
         top = net.add("mbox_conf_softmax", "Softmax", top, options="softmax_param { axis: 2 }")
         top = net.add("mbox_conf_flatten", "Flatten", top, options="flatten_param { axis: 1 }")
         options = f"detection_output_param {{ {self._options} }}"
-        net.add("detection_out", "DetectionOutput", "mbox_loc", top, "mbox_priorbox", options=options)
+        net.add(
+            "detection_out", "DetectionOutput", "mbox_loc", top, "mbox_priorbox", options=options
+        )
         return net
 
 
@@ -66,7 +78,7 @@ def _ssd_vgg(net: Net) -> tuple[str, str]:
 
 
 def ssd_300() -> Net:
-    """SSD-300 over VGG-16, Pascal VOC: Liu et al. 2015, arXiv:1512.02325, and its Caffe's examples/ssd/ssd_pascal.py."""
+    """SSD-300 over VGG-16, Pascal VOC: Liu et al. 2015, arXiv:1512.02325, and its examples/ssd/ssd_pascal.py."""
     net = Net("SSD 300", data=(1, 3, 300, 300))
     heads = _Heads(net, 21, 3, 0.01)
     norm, top = _ssd_vgg(net)
@@ -108,13 +120,19 @@ def face_ssd() -> Net:
     top = net.conv_bn("layer_64_1_conv1_h", first, 32, 3)
     top = net.conv("layer_64_1_conv2_h", top, 32, 3, more="bias_term: false")
     top, activated = net.sum("layer_64_1_sum", top, first, relu=False), []
-    for outputs, first_width, stride, dilation in ((128, 128, 2, 1), (256, 256, 2, 1), (256, 128, 1, 2)):
+    for outputs, first_width, stride, dilation in (
+        (128, 128, 2, 1),
+        (256, 256, 2, 1),
+        (256, 128, 1, 2),
+    ):
         name = f"layer_{128 << len(activated)}_1"
         activated.append(net.bn(top, f"{name}_bn1"))
         top = net.conv_bn(f"{name}_conv1", activated[-1], first_width, 3, stride)
         more = f"bias_term: false dilation: {dilation}"
         top = net.conv(f"{name}_conv2", top, outputs, 3, pad=dilation, more=more)
-        short = net.conv(f"{name}_conv_expand", activated[-1], outputs, 1, stride, more="bias_term: false")
+        short = net.conv(
+            f"{name}_conv_expand", activated[-1], outputs, 1, stride, more="bias_term: false"
+        )
         top = net.sum(f"{name}_sum", top, short, relu=False)
     net.bn(top, relu=False)
     top = net.add("last_relu", "ReLU", top, top="fc7")
@@ -147,7 +165,14 @@ def textboxes() -> Net:
     sizes = (30, 60, 114, 168, 222, 276, 330)
     for at, source in enumerate(sources):
         most = sizes[at + 1] if at else 0
-        heads.add(source, sizes[at], most, (2, 3, 5, 7, 10), more="flip: false additional_y_offset: true", count=12)
+        heads.add(
+            source,
+            sizes[at],
+            most,
+            (2, 3, 5, 7, 10),
+            more="flip: false additional_y_offset: true",
+            count=12,
+        )
     return heads.end()
 
 
@@ -156,12 +181,17 @@ def _proposals(net: Net, bottom: str, anchors: int, options: str, outputs: int =
     top = net.conv("rpn_conv/3x3", bottom, outputs, 3, relu=True)
     net.conv("rpn_bbox_pred", top, 4 * anchors, 1)
     top = net.conv("rpn_cls_score", top, 2 * anchors, 1)
-    for name, kind, middle in (("rpn_cls_prob", "Softmax", 2), ("rpn_cls_prob_reshape", "", 2 * anchors)):
+    for name, kind, middle in (
+        ("rpn_cls_prob", "Softmax", 2),
+        ("rpn_cls_prob_reshape", "", 2 * anchors),
+    ):
         shape = f"reshape_param {{ shape {{ dim: 0 dim: {middle} dim: -1 dim: 0 }} }}"
         top = net.add("rpn_cls_score_reshape" if kind else name, "Reshape", top, options=shape)
         top = net.add(name, kind, top) if kind else top
     options = f'python_param {{ module: "rpn.proposal_layer" layer: "ProposalLayer" param_str: "{options}" }}'
-    return net.add("proposal", "Python", top, "rpn_bbox_pred", "im_info", top="rois", options=options)
+    return net.add(
+        "proposal", "Python", top, "rpn_bbox_pred", "im_info", top="rois", options=options
+    )
 
 
 def _read(net: Net, features: str, rois: str, side: int) -> str:
@@ -189,12 +219,22 @@ def r_fcn() -> Net:
     top = net.conv("conv_new_1", stages[3], 1024, 1, relu=True)
     for end, outputs in (("cls", 21), ("bbox", 8)):
         maps = net.conv(f"rfcn_{end}", top, 49 * outputs, 1)
-        options = f"psroi_pooling_param {{ spatial_scale: 0.0625 output_dim: {outputs} group_size: 7 }}"
+        options = (
+            f"psroi_pooling_param {{ spatial_scale: 0.0625 output_dim: {outputs} group_size: 7 }}"
+        )
         pooled = net.add(f"psroipooled_{end}_rois", "PSROIPooling", maps, rois, options=options)
         net.pool(f"ave_{end}_rois", pooled, "pool: AVE kernel_size: 7 stride: 7")
     net.add("cls_prob_pre", "Softmax", "ave_cls_rois")
-    for name, bottom, outputs in (("cls_prob", "cls_prob_pre", 21), ("bbox_pred", "ave_bbox_rois", 8)):
-        net.add(name, "Reshape", bottom, options=f"reshape_param {{ shape {{ dim: -1 dim: {outputs} }} }}")
+    for name, bottom, outputs in (
+        ("cls_prob", "cls_prob_pre", 21),
+        ("bbox_pred", "ave_bbox_rois", 8),
+    ):
+        net.add(
+            name,
+            "Reshape",
+            bottom,
+            options=f"reshape_param {{ shape {{ dim: -1 dim: {outputs} }} }}",
+        )
     return net
 
 
@@ -205,10 +245,16 @@ def pvanet() -> Net:
 
     def both_signs(name: str, bottom: str, top: str) -> str:
         """C.ReLU: BatchNorm without Scale, its negative beside it, and then Scale and ReLU."""
-        net.add(f"{name}/bn", "BatchNorm", bottom, top=top, options=f"batch_norm_param {{ {stats} }}")
-        negative = net.add(f"{name}/neg", "Power", top, options="power_param { power: 1 scale: -1 shift: 0 }")
+        net.add(
+            f"{name}/bn", "BatchNorm", bottom, top=top, options=f"batch_norm_param {{ {stats} }}"
+        )
+        negative = net.add(
+            f"{name}/neg", "Power", top, options="power_param { power: 1 scale: -1 shift: 0 }"
+        )
         joined = net.concat(f"{name}/concat", top, negative)
-        net.add(f"{name}/scale", "Scale", joined, top=joined, options="scale_param { bias_term: true }")
+        net.add(
+            f"{name}/scale", "Scale", joined, top=joined, options="scale_param { bias_term: true }"
+        )
         return net.relu(joined)
 
     def residual(name: str, top: str, bottom: str, outputs: int, stride: int) -> str:
@@ -217,7 +263,9 @@ def pvanet() -> Net:
         ) else net.conv(f"{name}/proj", bottom, outputs, 1, stride)  # fmt: skip
         return net.sum(name, top, short, relu=False)
 
-    def crelu(name: str, bottom: str, narrow: int, outputs: int, stride: int, is_first: bool) -> str:
+    def crelu(
+        name: str, bottom: str, narrow: int, outputs: int, stride: int, is_first: bool
+    ) -> str:
         top = bottom if is_first else net.bn(bottom, f"{name}/1/pre", norm=stats)
         read = top
         top = net.conv(f"{name}/1", top, narrow, 1, max(stride, 1))
@@ -225,7 +273,14 @@ def pvanet() -> Net:
         top = net.conv(f"{name}/3", both_signs(f"{name}/3", top, f"{name}/3/pre"), outputs, 1)
         return residual(name, top, read if stride == 2 else bottom, outputs, stride)
 
-    def inception(name: str, bottom: str, widths: Sequence[Sequence[int]], outputs: int, stride: int, pool: int) -> str:
+    def inception(
+        name: str,
+        bottom: str,
+        widths: Sequence[Sequence[int]],
+        outputs: int,
+        stride: int,
+        pool: int,
+    ) -> str:
         read, ends = net.bn(bottom, f"{name}/incep/pre", norm=stats), []
         for at, branch in enumerate(widths):
             top = read
@@ -233,7 +288,9 @@ def pvanet() -> Net:
                 kernel, of_step = (3, 1) if step else (1, 1)
                 if stride == 2 and step == min(len(branch) - 1, 1):
                     of_step = 2
-                top = net.conv_bn(f"{name}/incep/{at}_{step}", top, wide, kernel, of_step, norm=stats)
+                top = net.conv_bn(
+                    f"{name}/incep/{at}_{step}", top, wide, kernel, of_step, norm=stats
+                )
             ends.append(top)
         if pool:
             pooled = net.pool(f"{name}/incep/pool", read, MAX_3)
@@ -246,7 +303,9 @@ def pvanet() -> Net:
     for stage, count, narrow, outputs in ((2, 3, 24, 64), (3, 4, 48, 128)):
         for number in range(1, count + 1):
             stride = 0 if number > 1 else stage - 1
-            top = crelu(f"conv{stage}_{number}", top, narrow, outputs, stride, stage == 2 and number == 1)
+            top = crelu(
+                f"conv{stage}_{number}", top, narrow, outputs, stride, stage == 2 and number == 1
+            )
     ends = [top]
     for stage, widths, outputs in (
         (4, ((64,), (64, 128), (24, 48, 48)), 256), (5, ((64,), (96, 192), (32, 64, 64)), 384),

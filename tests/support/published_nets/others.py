@@ -40,20 +40,24 @@ def crnn(width: int = 100, classes: int = 37) -> Net:
     top = net.conv("conv7", net.pool("pool4", top, high), 512, 2, pad=0, relu=True)
     options = "permute_param { order: 3 order: 0 order: 1 order: 2 }"
     top = net.add("sequence", "Permute", top, options=options)
-    top = net.add("steps", "Reshape", top, options="reshape_param { shape { dim: 0 dim: 0 dim: -1 } }")
+    top = net.add(
+        "steps", "Reshape", top, options="reshape_param { shape { dim: 0 dim: 0 dim: -1 } }"
+    )
     for number, outputs in ((1, 256), (2, classes)):
         wide, backwards = "recurrent_param { num_output: 256 }", "reverse_param { axis: 0 }"
         ahead = net.add(f"lstm{number}", "LSTM", top, "cont", options=wide)
         back = net.add(f"reverse{number}", "Reverse", top, options=backwards)
         back = net.add(f"lstm{number}_back", "LSTM", back, "cont", options=wide)
         back = net.add(f"reverse{number}_back", "Reverse", back, options=backwards)
-        top = net.fc(f"fc{number}", net.concat(f"both{number}", ahead, back, axis=2), outputs, "axis: 2")
+        top = net.fc(
+            f"fc{number}", net.concat(f"both{number}", ahead, back, axis=2), outputs, "axis: 2"
+        )
     net.scores, net.axis = top, 2
     return net
 
 
 def goturn() -> Net:
-    """GOTURN: Held et al. 2016, arXiv:1604.01802; CaffeNet's convolutions of two crops, each with weights of its own."""
+    """GOTURN: Held et al. 2016, arXiv:1604.01802; CaffeNet's convolutions of two crops, with weights for each."""
     net, ends = Net("GOTURN", target=(1, 3, 227, 227), image=(1, 3, 227, 227)), []
     lrn = "lrn_param { local_size: 5 alpha: 0.0001 beta: 0.75 }"
     for end, bottom in (("", "target"), ("_p", "image")):

@@ -46,23 +46,32 @@ def _bvlc(name: str, *figures: str, **shapes: tuple[int, ...]) -> Entry:
     return Entry(lambda: archived_nets()[name], *figures, shapes=shapes or None, is_archived=True)
 
 
-_TORCHVISION: Final = "torchvision's table of models"
+_TORCH: Final = "torchvision's table of models"
 _TIMM: Final = "results-imagenet.csv of pytorch-image-models"
 _SZE: Final = "Sze et al. 2017, arXiv:1703.09039, table II"
 NETS: Final[Mapping[str, Entry]] = {
     "lenet": _bvlc("examples/mnist/lenet.prototxt", "431K", "", "Han et al. 2015, arXiv:1510.00149, table 1"),
     "caffenet": _bvlc("models/bvlc_reference_caffenet/deploy.prototxt", "61M", "724M", f"{_SZE}, AlexNet"),
-    "googlenet": _bvlc("models/bvlc_googlenet/deploy.prototxt", "7M", "1.5G", f"{_SZE}; Szegedy et al. 2014, section 1"),
-    "squeezenet": _paper(classifiers.squeezenet, "1,235,496", "", _TORCHVISION),
-    "resnet50": _paper(lambda: classifiers.resnet(50), "25,557,032", "3.8G", f"{_TORCHVISION}; He et al. 2015, table 1"),
-    "resnet101": _paper(lambda: classifiers.resnet(101), "44,549,160", "7.6G", f"{_TORCHVISION}; He et al. 2015, table 1"),
-    "densenet121": _paper(classifiers.densenet, "7,978,856", "2.83G", _TORCHVISION),
+    "googlenet": _bvlc("models/bvlc_googlenet/deploy.prototxt", "7M", "1.5G", f"{_SZE}; Szegedy et al. 2014"),
+    "alexnet": _bvlc("models/bvlc_alexnet/deploy.prototxt", "61M", "724M", _SZE),
+    "caffenet_full_conv": _bvlc("examples/net_surgery/bvlc_caffenet_full_conv.prototxt"),
+    "rcnn": _bvlc("models/bvlc_reference_rcnn_ilsvrc13/deploy.prototxt"),
+    "autoencoder": _bvlc("examples/mnist/mnist_autoencoder.prototxt", data=(1, 1, 28, 28)),
+    "siamese": _bvlc("examples/siamese/mnist_siamese_train_test.prototxt", pair_data=(1, 2, 28, 28)),
+    "cifar10_quick": _bvlc("examples/cifar10/cifar10_quick.prototxt"),
+    "cifar10_full": _bvlc("examples/cifar10/cifar10_full.prototxt"),
+    "cifar10_full_bn": _bvlc("examples/cifar10/cifar10_full_sigmoid_train_test_bn.prototxt", data=(1, 3, 32, 32)),
+    "squeezenet": _paper(classifiers.squeezenet, "1,235,496", "", _TORCH),
+    "resnet18": _paper(lambda: classifiers.resnet(18), "11,689,512", "1.8G", f"{_TORCH}; He et al. 2015, table 1"),
+    "resnet50": _paper(lambda: classifiers.resnet(50), "25,557,032", "3.8G", f"{_TORCH}; He et al. 2015, table 1"),
+    "resnet101": _paper(lambda: classifiers.resnet(101), "44,549,160", "7.6G", f"{_TORCH}; He et al. 2015, table 1"),
+    "densenet121": _paper(classifiers.densenet, "7,978,856", "2.83G", _TORCH),
     "mobilenet": _paper(classifiers.mobilenet, "4.2M", "569M", "Howard et al. 2017, table 4"),
-    "mobilenet_v2": _paper(classifiers.mobilenet_v2, "3,504,872", "300M", f"{_TORCHVISION}; Sandler et al. 2018, table 4"),
+    "mobilenet_v2": _paper(classifiers.mobilenet_v2, "3,504,872", "300M", f"{_TORCH}; Sandler et al. 2018, table 4"),
     "shufflenet": _paper(classifiers.shufflenet, "", "137M", "Zhang et al. 2017, table 1"),
-    "inception_v3": _paper(classifiers.inception_v3, "23.83M", "5.71G", f"{_TIMM}; {_TORCHVISION}"),
+    "inception_v3": _paper(classifiers.inception_v3, "23.83M", "5.71G", f"{_TIMM}; {_TORCH}"),
     "inception_v4": _paper(classifiers.inception_v4, "42.68M", "", _TIMM),
-    "vgg16": _paper(classifiers.vgg_16, "138,357,544", "15.5G", f"{_TORCHVISION}; {_SZE}"),
+    "vgg16": _paper(classifiers.vgg_16, "138,357,544", "15.5G", f"{_TORCH}; {_SZE}"),
     "age": _paper(lambda: classifiers.age_or_gender(8)),
     "gender": _paper(lambda: classifiers.age_or_gender(2)),
     "ssd300": _paper(detectors.ssd_300),

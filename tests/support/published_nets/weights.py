@@ -17,7 +17,9 @@ from caffenets.pytorch.layer import Layer, LayerContext
 from caffenets.pytorch.layer_params import param_name
 from caffenets.weight_files.caffemodel import write_model
 
-_SUMS: Final = 0.999  # the weight of BatchNorm's sums, near that which Caffe's moving averages leave
+_SUMS: Final = (
+    0.999  # the weight of BatchNorm's sums, near that which Caffe's moving averages leave
+)
 _CODES: Final = 0.1  # the deviation of the codes of boxes, which move and stretch others
 
 Blobs = Callable[[Layer, Sequence[Tensor]], list[Tensor]]
@@ -29,9 +31,13 @@ def draw_records(net: Any, seed: int = 1) -> dict[str, Any]:
 
 
 def with_sizes(records: dict[str, Any]) -> dict[str, Any]:
-    """The same, where `im_info` has the height, the width and the scale of the images."""
-    if "im_info" in records:
-        records["im_info"][...] = (*records["data"].shape[2:], 1)
+    """The same, where `im_info` has height, width and scale of the images, and `rois` are regions of the first."""
+    for name, values in records.items():
+        if name == "im_info":
+            values[...] = (*records["data"].shape[2:], 1)
+        elif name == "rois":
+            low, extent = np.random.default_rng(1).integers(0, 200, (2, len(values), 2))
+            values[...] = np.concatenate([np.zeros((len(values), 1)), low, low + extent + 16], 1)
     return records
 
 

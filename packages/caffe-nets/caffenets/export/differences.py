@@ -60,6 +60,7 @@ def paired(mine: Array, theirs: Array) -> tuple[Array, Array]:
 
 
 def of_largest(mine: Array, theirs: Array) -> float:
+    """The greatest difference, of the largest value of `theirs`."""
     finite = np.isfinite(theirs)
     if not np.array_equal(finite, np.isfinite(mine)):
         return float("inf")

@@ -68,7 +68,9 @@ class DetectionOutput(LayerExport):
         return [self._rows(graph, label, scores, boxes)]
 
     def torch(self, code: Code, bottoms: Sequence[str]) -> list[str]:
-        raise NoEqual("has no equal: leave the layer out of the net, so that its bottoms are outputs")
+        raise NoEqual(
+            "has no equal: leave the layer out of the net, so that its bottoms are outputs"
+        )
 
     def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
         """Priors of all sizes, and SSD's variances."""

@@ -220,7 +220,9 @@ class PriorBox(LayerExport):
         return [graph.constant(self.step.value)]
 
     def torch(self, code: Code, bottoms: Sequence[str]) -> list[str]:
-        raise NoEqual("has its boxes in no state dict: use --onnx, or leave the layer out of the net")
+        raise NoEqual(
+            "has its boxes in no state dict: use --onnx, or leave the layer out of the net"
+        )
 
 
 class _Search(LayerExport):
