@@ -142,10 +142,15 @@ def by_opencv(one: Try, folder: Path, model: Path) -> Arrays | str:
     try:
         net = _in_opencv(one, folder, model)
         last = {str(top): str(layer.name) for layer in one.net.layer for top in layer.top}
-        names = list(one.outputs)
-        return dict(zip(names, net.forward([last[name] for name in names]), strict=True))
+        made = net.forward([last[name] for name in one.outputs])
     except cv2.error as error:
         return re.sub(r"^.*?error: (\([^)]*\) )?", "", str(error).strip().splitlines()[0])
+    if any(type_here(layer) == "Proposal" for layer in one.net.layer):
+        # Where fewer regions are found, OpenCV's Proposal fills up with empty ones.
+        made = [
+            mine[: len(theirs)] for mine, theirs in zip(made, one.outputs.values(), strict=True)
+        ]
+    return dict(zip(one.outputs, made, strict=True))
 
 
 def _in_opencv(one: Try, folder: Path, model: Path) -> Any:
@@ -329,7 +334,8 @@ def _exported(
         trials.made = []
         try:
             lines = [*exported(deploy, model, wanted, trials, str(text), folder)]
-            verdict.remarks += [line for line in lines[:-1] if line not in verdict.remarks]
+            if len(exporting.BATCHES) > 1:  # else the batch is not free, for that alone
+                verdict.remarks += [line for line in lines[:-1] if line not in verdict.remarks]
             file = next(iter(wanted))[1].with_suffix(".onnx" if form == "ONNX" else ".pt")
             verdict.changed += [f"{form}: {one}" for one in changed(net, model, file)]
         except NetError as error:
@@ -353,6 +359,8 @@ def _compare(
     for at, one in enumerate(tries):
         (folder / "net.prototxt").write_text(to_text(one.net))
         found = found_in(one.net.layer, one.outputs)
+        if any(type_here(layer) == "Proposal" for layer in one.net.layer):
+            found = frozenset(one.outputs)  # a row for each region, in the order of scores
         theirs = {judge: ask(one, folder, model) for judge, ask in judges.items()}
         truth = theirs.pop("Caffe")
         if isinstance(truth, str):
