@@ -105,7 +105,8 @@ def batch_axes(net: Any) -> dict[str, int]:
     axes = {}
     for name, shape in shapes.items():
         if marks and len(marks[0]) == 2:
-            if shape[:2] in (marks[0], (1, marks[0][1])):  # a record at each step, or a state
+            is_state = len(shape) == 3 and shape[:2] == (1, marks[0][1])
+            if is_state or shape[:2] == marks[0]:  # or it has a record at each step
                 axes[name] = 1
             elif shape[:1] == marks[0][1:]:
                 axes[name] = 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import caffenets
+from caffenets.deploy import batch_axes
 from caffenets.errors import SolverError
 from caffenets.nets import net_differences, read_net
 
@@ -111,3 +112,18 @@ def test_unknown_fields_are_left_out_when_that_is_asked_for(tmp_path: Path, run:
     assert (status, "give two of a kind" in err) == (2, True)
     status, _, err = run("upgrade", "--ignore-unknown", file, tmp_path / "no" / "net.prototxt")
     assert (status, "net.prototxt cannot be written: No such file or directory" in err) == (2, True)
+
+
+def test_an_image_beside_the_marks_of_one_sequence_is_no_state_of_it(tmp_path: Path) -> None:
+    """As in CRNN, whose image of one channel begins with 1 x 1 as a state of one sequence does."""
+    net = tmp_path / "crnn.prototxt"
+    net.write_text(
+        'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 1 dim: 4 dim: 6 } } }\n'
+        'layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 6 dim: 1 } } }\n'
+        'layer { name: "state" type: "Input" top: "state" input_param { shape { dim: 1 dim: 1 dim: 3 } } }\n'
+        'layer { name: "steps" type: "Reshape" bottom: "data" top: "steps" '
+        "reshape_param { shape { dim: 6 dim: 1 dim: -1 } } }\n"
+        'layer { name: "lstm" type: "LSTM" bottom: "steps" bottom: "cont" top: "lstm" '
+        "recurrent_param { num_output: 3 } }\n"
+    )
+    assert batch_axes(read_net(net)) == {"data": 0, "cont": 1, "state": 1}

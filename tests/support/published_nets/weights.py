@@ -14,7 +14,6 @@ from torch import Tensor
 from caffenets.export.layered import draw_inputs
 from caffenets.pytorch.graph import NetGraph
 from caffenets.pytorch.layer import Layer, LayerContext
-from caffenets.pytorch.layer_params import param_name
 from caffenets.weight_files.caffemodel import write_model
 
 _SUMS: Final = (
@@ -71,9 +70,8 @@ def save_weights(net: Any, path: Path, seed: int = 1) -> None:
     shared: dict[str, Tensor] = {}
 
     def blobs_of(layer: Layer, bottoms: Sequence[Tensor]) -> list[Tensor]:
-        names = [param_name(layer, at) for at in range(len(layer.blobs))]
         drawn = _drawn(layer, bottoms, rng)
-        for at, name in enumerate(names):
+        for at, name in enumerate([str(one.name) for one in layer.param.param][: len(drawn)]):
             if name:
                 drawn[at] = shared.setdefault(name, drawn[at]).reshape(drawn[at].shape)
         return drawn
