@@ -74,7 +74,7 @@ def test_a_process_imports_its_engine_alone(engine: str, tmp_path: Path) -> None
 @pytest.mark.torch
 def test_the_layers_that_are_known_without_pytorch_are_those_that_it_has_or_refuses() -> None:
     from caffenets.known_types import refusals
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
 
     refused = refusals()

@@ -19,7 +19,7 @@ from caffenets.declared import declared_in
         ("speedo.watch.export", "EXPORT"),
         ("speedo.study.doctor.checks", "CHECKS"),
         ("caffenets.export.layers", "EXPORTS"),
-        pytest.param("caffenets.pytorch.layers", "LAYERS", marks=pytest.mark.torch),
+        pytest.param("caffenets.layers", "LAYERS", marks=pytest.mark.torch),
         pytest.param("speedo.engines.pytorch.data", "LAYERS", marks=pytest.mark.torch),
     ],
 )

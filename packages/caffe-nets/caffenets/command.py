@@ -15,7 +15,7 @@ from caffenets.costs import BYTES, costs_of
 from caffenets.deploy import Deploy
 from caffenets.errors import NetError
 from caffenets.export.exporting import Wanted, check_wanted, exported
-from caffenets.extras import lacking, needed
+from caffenets.extras import needed
 from caffenets.files import written_whole
 from caffenets.inputs import given_shapes
 from caffenets.nets import net_differences, read_deploy, read_net
@@ -164,15 +164,8 @@ Table = list[tuple[str, ...]]
 
 
 def _shown_net(asked: argparse.Namespace) -> tuple[Rows, Table, str]:
-    """The deploy net with what each layer takes; without PyTorch the layers of all phases as they are written."""
-    given = given_shapes(asked.shape)
-    if lack := lacking("torch", "torch", "the table of shapes"):
-        print(f"caffenets: {lack}", file=sys.stderr)
-        net = _net(asked.file, asked)
-        _draw(net, asked)
-        names = [{"name": str(one.name), "type": str(one.type)} for one in net.layer]
-        return [*names], [(one["name"], one["type"]) for one in names], f"{len(names):,} layers"
-    deploy = _deploy(asked, given)
+    """The deploy net with what each layer takes."""
+    deploy = _deploy(asked, given_shapes(asked.shape))
     _draw(deploy.net, asked)
     costs = costs_of(deploy.net)
     table: Table = [("layer", "type", "makes", "parameters", "multiply-adds")]

@@ -345,7 +345,7 @@ def test_names_in_a_net_are_no_code_of_a_module(tmp_path: Path) -> None:
 
 
 def test_each_layer_that_computes_has_an_exporter() -> None:
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layers import LAYERS
 
     without = {
         "Accuracy",

@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from caffenets.caffe_schema.caffe_pb2 import Datum
-from caffenets.pytorch.layer import Shape
+from caffenets.layer import Shape
 from speedo.data.pixels import Colors, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
