@@ -10,12 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from caffenets.errors import EngineError
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import NoEqual, Step
+from caffenets.forms.torch_code import Code
 from caffenets.torch_later import Tensor, torch
 
 Shape = tuple[int, ...]
+Array = npt.NDArray[Any]
+Values = npt.NDArray[np.float32]
+_NO_EQUAL: Final = (
+    "has no equal in {}: leave the layer out of --net, so that its bottoms are outputs"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,12 @@ class Layer(ABC):
     by_shape: ClassVar[bool] = False
     # The bottoms that `counted` reads.
     counts: ClassVar[tuple[int, ...]] = (1,)
+    # The names of its blobs in ONNX and in a state dict, in Caffe's order.
+    blob_names: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    # Whether its top has a row for each thing that it finds, in an order that rounding may change.
+    searches: ClassVar[bool] = False
+    # What its export knows of it, after `setup`.
+    step: Step
 
     def __init__(self, param: Any, place: LayerContext) -> None:
         self.param = param
@@ -128,6 +145,34 @@ class Layer(ABC):
     def refuse(self, what: str) -> EngineError:
         """An error that names this layer; `what` says what is wrong and what to do."""
         return EngineError(f"layer {self.name!r} ({self.param.type}) {what}")
+
+    # ------------------------------------------------------------ export
+
+    @classmethod
+    def is_exported(cls) -> bool:
+        """Whether it has a form in ONNX."""
+        return cls.onnx is not Layer.onnx
+
+    @classmethod
+    def names(cls, param: Any, count: int) -> tuple[str, ...]:
+        """The names of its `count` blobs."""
+        return cls.blob_names[:count]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        """Add the layer's nodes; the names of its tops' values. Raises `NoEqual` before anything is written."""
+        raise NoEqual(_NO_EQUAL.format("ONNX"))
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        """Expressions of PyTorch for its tops; one alone may be a tuple of all. Raises `NoEqual`."""
+        raise NoEqual(_NO_EQUAL.format("PyTorch"))
+
+    def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
+        """Values that bottom `at` may have where it is an input of the net; None for any."""
+        return None
+
+    def from_onnx(self, stored: Mapping[str, Values], notes: Mapping[str, str]) -> list[Values]:
+        """Caffe's blobs from the initializers of ONNX. Raises `KeyError` for one that is missing."""
+        return [stored[key] for key in self.step.owners]
 
 
 class SourceLayer(Layer):

@@ -147,7 +147,7 @@ def _leave_outputs(graph: Any) -> None:
 
 
 def _layer(node: str) -> str:
-    """The layer of a node that `caffenets.export.onnx_graph` has named."""
+    """The layer of a node that `caffenets.forms.onnx_graph` has named."""
     return node.rpartition(":")[0]
 
 

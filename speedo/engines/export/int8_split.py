@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets.deploy import Deploy, is_source
-from caffenets.export.layer_export import exporters
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
+from caffenets.layers import LAYERS
 from caffenets.onnx_session import described
 from speedo.engines.schema import ONNX_LAYER
 from speedo.errors import SolverError
@@ -134,8 +134,9 @@ def split(net: Any, origin: str) -> Split:
 
 
 def has_equal(layer: Any) -> bool:
-    """Whether some exporter knows this layer, and the core may have it."""
-    return layer.type in exporters() and layer.type not in _CONSTANT
+    """Whether ONNX has this layer, and the core may have it."""
+    kind = LAYERS.get(layer.type)
+    return kind is not None and kind.is_exported() and layer.type not in _CONSTANT
 
 
 def _before_weights(net: Any) -> set[int]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from caffenets.data_layers import data_layers
 from caffenets.deploy import Deploy, is_whole
-from caffenets.export.steps import Shape
 from caffenets.export.transform import Transform, transforms_of
 from caffenets.export.trials import Arrays
+from caffenets.forms.steps import Shape
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
 from caffenets.prototxt.text import parse_text, to_text

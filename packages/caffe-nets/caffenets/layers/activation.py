@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, log
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code, number
 from caffenets.layer import BlobSpec, Layer, LayerContext, Shape
 from caffenets.torch_later import Tensor, functional, torch
 
@@ -15,6 +19,8 @@ class Elementwise(Layer):
     """A layer with one bottom and one top of the same shape, and no blobs."""
 
     in_place = True
+    op: ClassVar[str]
+    call: ClassVar[str]
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.check()
@@ -30,6 +36,20 @@ class Elementwise(Layer):
     def apply(self, bottom: Tensor) -> Tensor:
         """The top."""
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [self.nodes(graph, bottoms[0])]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [self.expression(bottoms[0])]
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        """Its nodes, by default one without options."""
+        return graph.add(self.op, x)
+
+    def expression(self, x: str) -> str:
+        """Its expression in PyTorch, by default a call without options."""
+        return f"{self.call}({x})"
+
 
 class ReLU(Elementwise):
     """max(x, 0) + negative_slope min(x, 0); the gradient at 0 is negative_slope's. Caffe: layers/relu_layer.cpp."""
@@ -37,6 +57,14 @@ class ReLU(Elementwise):
     def apply(self, bottom: Tensor) -> Tensor:
         slope = self.param.relu_param.negative_slope
         return functional.leaky_relu(bottom, slope) if slope else functional.relu(bottom)
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        slope = float(self.param.relu_param.negative_slope)
+        return graph.add("LeakyRelu", x, alpha=slope) if slope else graph.add("Relu", x)
+
+    def expression(self, x: str) -> str:
+        slope = float(self.param.relu_param.negative_slope)
+        return f"F.leaky_relu({x}, {number(slope)})" if slope else f"F.relu({x})"
 
 
 class ReLU6(Elementwise):
@@ -52,6 +80,16 @@ class ReLU6(Elementwise):
             if slope
             else functional.relu6(bottom)
         )
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        slope = float(self.param.relu6_param.negative_slope)
+        if not slope:
+            return graph.add("Clip", x, graph.constant(0.0), graph.constant(6.0))
+        return graph.add("Clip", graph.add("LeakyRelu", x, alpha=slope), "", graph.constant(6.0))
+
+    def expression(self, x: str) -> str:
+        slope = number(self.param.relu6_param.negative_slope)
+        return f"F.leaky_relu({x}, {slope}).clamp(max=6)" if slope else f"F.relu6({x})"
 
 
 class PReLU(Layer):
@@ -72,6 +110,15 @@ class PReLU(Layer):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [functional.prelu(bottoms[0], blobs[0].reshape(-1))]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        (blob,) = self.step.blobs
+        behind = (1,) * (len(self.step.bottoms[0]) - 2) if blob else ()
+        return [graph.add("PRelu", bottoms[0], graph.blob(0, (*blob, *behind) or (1,)))]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        (weight,) = code.parameters()
+        return [f"F.prelu({bottoms[0]}, {weight}.reshape(-1))"]
+
 
 class ELU(Elementwise):
     """x above 0, else alpha (exp(x) - 1). Caffe: layers/elu_layer.cpp."""
@@ -79,9 +126,17 @@ class ELU(Elementwise):
     def apply(self, bottom: Tensor) -> Tensor:
         return functional.elu(bottom, self.param.elu_param.alpha)
 
+    def nodes(self, graph: Graph, x: str) -> str:
+        return graph.add("Elu", x, alpha=float(self.param.elu_param.alpha))
+
+    def expression(self, x: str) -> str:
+        return f"F.elu({x}, {number(self.param.elu_param.alpha)})"
+
 
 class Sigmoid(Elementwise):
     """1 / (1 + exp(-x)). Caffe: layers/sigmoid_layer.cpp."""
+
+    op, call = "Sigmoid", "torch.sigmoid"
 
     def apply(self, bottom: Tensor) -> Tensor:
         return torch.sigmoid(bottom)
@@ -90,12 +145,16 @@ class Sigmoid(Elementwise):
 class TanH(Elementwise):
     """The hyperbolic tangent. Caffe: layers/tanh_layer.cpp."""
 
+    op, call = "Tanh", "torch.tanh"
+
     def apply(self, bottom: Tensor) -> Tensor:
         return torch.tanh(bottom)
 
 
 class AbsVal(Elementwise):
     """|x|, with gradient 0 at 0. Caffe: layers/absval_layer.cpp."""
+
+    op, call = "Abs", "torch.abs"
 
     in_place = False
 
@@ -105,6 +164,8 @@ class AbsVal(Elementwise):
 
 class BNLL(Elementwise):
     """log(1 + exp(x)). Caffe: layers/bnll_layer.cpp."""
+
+    op, call = "Softplus", "F.softplus"
 
     def apply(self, bottom: Tensor) -> Tensor:
         # Beyond 50 the logarithm is x in float32, and Caffe's gradient is that of 50.
@@ -127,11 +188,17 @@ class Exp(Elementwise):
         param = self.param.exp_param
         log_base = _log_of_base(self, param.base)
         self._inner = log_base * param.scale
-        self._outer = float(torch.tensor(log_base * param.shift).exp())
+        self._outer = float(np.exp(np.float32(log_base * param.shift)))
 
     def apply(self, bottom: Tensor) -> Tensor:
         top = torch.exp(bottom if self._inner == 1 else bottom * self._inner)
         return top if self._outer == 1 else top * self._outer
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        return _scaled(graph, graph.add("Exp", _scaled(graph, x, self._inner)), self._outer)
+
+    def expression(self, x: str) -> str:
+        return _times(f"torch.exp({_times(x, self._inner)})", self._outer)
 
 
 class Log(Elementwise):
@@ -147,6 +214,16 @@ class Log(Elementwise):
         top = torch.log(_affine(bottom, self.param.log_param))
         return top if self._outer == 1 else top * self._outer
 
+    def nodes(self, graph: Graph, x: str) -> str:
+        param = self.param.log_param
+        inside = _scaled(graph, x, param.scale, param.shift)
+        return _scaled(graph, graph.add("Log", inside), self._outer)
+
+    def expression(self, x: str) -> str:
+        param = self.param.log_param
+        inside = _times(x, param.scale, param.shift)
+        return _times(f"torch.log({inside})", self._outer)
+
 
 class Power(Elementwise):
     """(shift + scale x) ^ power. Caffe: layers/power_layer.cpp.
@@ -158,7 +235,8 @@ class Power(Elementwise):
         param = self.param.power_param
         self._constant = None
         if param.power * param.scale == 0:  # Caffe leaves the bottom unread
-            self._constant = float(torch.tensor(param.shift).pow(param.power))
+            with np.errstate(all="ignore"):
+                self._constant = float(np.float32(param.shift) ** np.float32(param.power))
             if not isfinite(self._constant):
                 raise self.refuse(
                     f"has shift {param.shift}, scale {param.scale} and power {param.power}, "
@@ -171,6 +249,21 @@ class Power(Elementwise):
         power = float(self.param.power_param.power)
         top = _affine(bottom, self.param.power_param)
         return top if power == 1 else torch.pow(top, power)
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        param = self.param.power_param
+        if self._constant is not None:
+            top = graph.add("Mul", x, graph.constant(0.0))
+            return graph.add("Add", top, graph.constant(self._constant))
+        inside = _scaled(graph, x, param.scale, param.shift)
+        return inside if param.power == 1 else graph.add("Pow", inside, graph.constant(param.power))
+
+    def expression(self, x: str) -> str:
+        param = self.param.power_param
+        if self._constant is not None:
+            return f"torch.full_like({x}, {number(self._constant)})"
+        inside = _times(x, param.scale, param.shift)
+        return inside if param.power == 1 else f"torch.pow({inside}, {number(param.power)})"
 
 
 def _affine(bottom: Tensor, param: Any) -> Tensor:
@@ -188,12 +281,27 @@ class Swish(Elementwise):
         beta = float(self.param.swish_param.beta)
         return functional.silu(bottom) if beta == 1 else bottom * torch.sigmoid(bottom * beta)
 
+    def nodes(self, graph: Graph, x: str) -> str:
+        inside = _scaled(graph, x, self.param.swish_param.beta)
+        return graph.add("Mul", x, graph.add("Sigmoid", inside))
+
+    def expression(self, x: str) -> str:
+        return f"{x} * torch.sigmoid({_times(x, self.param.swish_param.beta)})"
+
 
 class Clip(Elementwise):
     """x held between min and max; the gradient passes at both. Caffe: layers/clip_layer.cpp."""
 
     def apply(self, bottom: Tensor) -> Tensor:
         return torch.clamp(bottom, self.param.clip_param.min, self.param.clip_param.max)
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        param = self.param.clip_param
+        return graph.add("Clip", x, graph.constant(param.min), graph.constant(param.max))
+
+    def expression(self, x: str) -> str:
+        param = self.param.clip_param
+        return f"torch.clamp({x}, {number(param.min)}, {number(param.max)})"
 
 
 class Threshold(Elementwise):
@@ -204,6 +312,13 @@ class Threshold(Elementwise):
     def apply(self, bottom: Tensor) -> Tensor:
         threshold = float(self.param.threshold_param.threshold)
         return (bottom.detach() > threshold).to(bottom.dtype)
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        limit = graph.constant(self.param.threshold_param.threshold)
+        return graph.add("Cast", graph.add("Greater", x, limit), to=1)
+
+    def expression(self, x: str) -> str:
+        return f"({x} > {number(self.param.threshold_param.threshold)}).float()"
 
 
 class Dropout(Elementwise):
@@ -223,6 +338,25 @@ class Dropout(Elementwise):
 
     def apply(self, bottom: Tensor) -> Tensor:
         return functional.dropout(bottom, self.param.dropout_param.dropout_ratio, self._training)
+
+    def nodes(self, graph: Graph, x: str) -> str:
+        return x
+
+    def expression(self, x: str) -> str:
+        ratio = number(self.param.dropout_param.dropout_ratio)
+        return f"F.dropout({x}, {ratio}, self.training)"
+
+
+def _scaled(graph: Graph, x: str, scale: float, shift: float = 0.0) -> str:
+    """scale x + shift."""
+    if scale != 1:
+        x = graph.add("Mul", x, graph.constant(scale))
+    return graph.add("Add", x, graph.constant(shift)) if shift else x
+
+
+def _times(x: str, scale: float, shift: float = 0.0) -> str:
+    product = x if scale == 1 else f"{x} * {number(scale)}"
+    return product if not shift else f"{product} + {number(shift)}"
 
 
 LAYERS: Final = (

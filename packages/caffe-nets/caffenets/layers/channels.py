@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import Dims, constant
+from caffenets.forms.torch_code import Code, listed, number
 from caffenets.layer import BlobSpec, Layer, Shape
 from caffenets.layers.bottoms import wide
 from caffenets.torch_later import Tensor
@@ -26,6 +29,12 @@ class Permute(Layer):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [bottoms[0].permute(self._order)]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.add("Transpose", bottoms[0], perm=self._order)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"{bottoms[0]}.permute({listed(self._order)})"]
+
 
 class ShuffleChannel(Layer):
     """Channel i of group g becomes channel g of group i.
@@ -45,6 +54,20 @@ class ShuffleChannel(Layer):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         groups = bottoms[0].unflatten(1, (self._group, -1))
         return [groups.transpose(1, 2).flatten(1, 2)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        top = self.step.tops[0]
+        group, channels = (
+            self._group,
+            constant(top[1:2], "channels"),
+        )
+        apart: Dims = (top[0], group, channels[0] // group, *top[2:])
+        order = [0, 2, 1, *range(3, len(apart))]
+        turned = graph.add("Transpose", graph.reshaped(bottoms[0], apart), perm=order)
+        return [graph.reshaped(turned, top)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"{bottoms[0]}.unflatten(1, ({self._group}, -1)).transpose(1, 2).flatten(1, 2)"]
 
 
 class Axpy(Layer):
@@ -67,6 +90,17 @@ class Axpy(Layer):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         scale, first, second = bottoms
         return [scale.reshape(*scale.shape[:2], *[1] * (first.dim() - 2)) * first + second]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        scale, x, y = bottoms
+        behind = len(self.step.tops[0]) - 2
+        shape = graph.integers(0, 0, *[1] * behind)
+        return [graph.add("Add", graph.add("Mul", graph.add("Reshape", scale, shape), x), y)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        scale, x, y = bottoms
+        ones = ", 1" * (len(self.step.tops[0]) - 2)
+        return [f"{scale}.reshape(*{scale}.shape[:2]{ones}) * {x} + {y}"]
 
 
 class Normalize(Layer):
@@ -95,6 +129,29 @@ class Normalize(Layer):
         if scale.dim():
             scale = scale.reshape(1, -1, *[1] * (bottom.dim() - 2))
         return [bottom / norm * scale]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        x, param = bottoms[0], self.param.norm_param
+        axes = graph.integers(*self._axes())
+        total = graph.add("ReduceSum", graph.add("Mul", x, x), axes)
+        norm = graph.add("Sqrt", graph.add("Add", total, graph.constant(param.eps)))
+        shape = self.step.blobs[0]
+        behind = (1,) * (len(self.step.bottoms[0]) - 2) if shape else ()
+        return [graph.add("Mul", graph.add("Div", x, norm), graph.blob(0, (*shape, *behind)))]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        (scale,) = code.parameters()
+        x, axes = bottoms[0], tuple(self._axes())
+        norm = (
+            f"({x}.square().sum({axes}, keepdim=True) + {number(self.param.norm_param.eps)}).sqrt()"
+        )
+        if self.step.blobs[0]:
+            scale = f"{scale}.reshape(-1{', 1' * (len(self.step.bottoms[0]) - 2)})"
+        return [f"{x} / {norm} * {scale}"]
+
+    def _axes(self) -> list[int]:
+        whole = self.param.norm_param.across_spatial
+        return list(range(1, len(self.step.bottoms[0]))) if whole else [1]
 
 
 LAYERS: Final = (Permute, ShuffleChannel, Axpy, Normalize)

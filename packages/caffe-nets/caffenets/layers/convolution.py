@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import NoEqual, constant
+from caffenets.forms.torch_code import Code, arguments, pair
 from caffenets.layer import BlobSpec, Layer, Shape, host_waits
 from caffenets.layers.axes import canonical_axis
 from caffenets.torch_later import Tensor, functional
@@ -27,6 +30,7 @@ class _Windowed(Layer):
         self._stride = self._sizes("stride", "stride", default=1, least=1)
         self._pad = self._sizes("pad", "pad", default=0, least=0)
         self._dilation = self._sizes("dilation", None, default=1, least=1)
+        self._beyond = [0] * (2 * len(self._spatial))
         self._extent = tuple(
             dilation * (kernel - 1) + 1
             for kernel, dilation in zip(self._kernel, self._dilation, strict=True)
@@ -83,8 +87,7 @@ class _Windowed(Layer):
         """(N, channels, spatial...) as (N, channels * kernel, windows...)."""
         axes = len(self._kernel)
         sides = [side for pad in reversed(self._pad) for side in (pad, pad)]
-        beyond = self._beyond or [0] * len(sides)
-        windows = functional.pad(bottom, [a + b for a, b in zip(sides, beyond, strict=True)])
+        windows = functional.pad(bottom, [a + b for a, b in zip(sides, self._beyond, strict=True)])
         for axis in range(axes):
             windows = windows.unfold(2 + axis, self._extent[axis], self._stride[axis])
             windows = windows[..., :: self._dilation[axis]]
@@ -92,9 +95,23 @@ class _Windowed(Layer):
         windows = windows.permute(order)
         return windows.reshape(windows.shape[0], -1, *windows.shape[2 + axes :])
 
+    def check_exported(self) -> None:
+        """Raises `NoEqual` for what no form has."""
+        if self._axis != 1 or not 1 <= len(self._spatial) <= 3:
+            raise NoEqual(
+                "takes (batch, channels) and 1 to 3 spatial axes only when it is exported"
+            )
+        constant(self.step.bottoms[0][1:], "channels and spatial sizes")
+
+    def padded(self, x: str) -> str:
+        """The expression for `x` with zeros where a window reaches beyond it."""
+        return f"F.pad({x}, {self._beyond})" if any(self._beyond) else x
+
 
 class _Filters(_Windowed):
     """A layer of filters: several bottoms of one shape, each with its top, and one weight and bias for all."""
+
+    op: ClassVar[str]  # in ONNX, and the class in PyTorch
 
     bottoms: ClassVar[tuple[int, int | None]] = (1, None)
     tops: ClassVar[tuple[int, int | None]] = (1, None)
@@ -141,12 +158,44 @@ class _Filters(_Windowed):
         """The top of one bottom of (N, channels, spatial...)."""
         raise NotImplementedError
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        self.check_exported()
+        blobs = [graph.blob(index) for index in range(len(self.step.blobs))]
+        ends = [p + b for p, b in zip(self._pad, self._beyond[-1::-2], strict=True)]
+        return [
+            graph.add(
+                self.op,
+                bottom,
+                *blobs,
+                kernel_shape=self._kernel,
+                strides=self._stride,
+                pads=[*self._pad, *ends],
+                dilations=self._dilation,
+                group=self._group,
+            )
+            for bottom in bottoms
+        ]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        self.check_exported()
+        channels, outputs = self.step.bottoms[0][1], self.step.tops[0][1]
+        given = arguments(
+            channels, outputs, pair(self._kernel),
+            stride=(pair(self._stride), "1"), padding=(pair(self._pad), "0"),
+            dilation=(pair(self._dilation), "1"), groups=(self._group, 1),
+            bias=(len(self.step.blobs) > 1, True),
+        )  # fmt: skip
+        part = code.part(f"nn.{self.op}{len(self._spatial)}d({given})")
+        return [f"{part}({self.padded(bottom)})" for bottom in bottoms]
+
 
 class Convolution(_Filters):
     """Weights (outputs, channels / group, kernel...), bias (outputs).
 
     Caffe: layers/base_conv_layer.cpp, conv_layer.cpp.
     """
+
+    op = "Conv"
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.read_filters(bottoms)
@@ -197,6 +246,8 @@ class Convolution(_Filters):
 class Deconvolution(_Filters):
     """Weights (channels, outputs / group, kernel...), bias (outputs). Caffe: layers/deconv_layer.cpp."""
 
+    op = "ConvTranspose"
+
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
         self.read_filters(bottoms)
         if len(self._spatial) > len(_TRANSPOSED):
@@ -240,6 +291,14 @@ class Im2col(_Windowed):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         columns = self.columns(self.with_batch(bottoms[0]))
         return [columns.reshape(*bottoms[0].shape[: self._axis], *columns.shape[1:])]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        self.check_exported()
+        if len(self._spatial) != 2:
+            raise NoEqual("has an equal in PyTorch for 2 spatial axes only")
+        columns = f"F.unfold({self.padded(bottoms[0])}, {self._kernel}, {self._dilation}, {self._pad}, {self._stride})"
+        height, width = self.step.tops[0][2:]
+        return [f"{columns}.unflatten(2, ({height}, {width}))"]
 
 
 LAYERS: Final = (Convolution, Deconvolution, Im2col)

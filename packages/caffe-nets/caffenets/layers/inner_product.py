@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code
 from caffenets.layer import BlobSpec, Layer, Shape
 from caffenets.layers.axes import canonical_axis, count
 from caffenets.torch_later import Tensor, functional
@@ -48,6 +50,27 @@ class InnerProduct(Layer):
             top.requires_grad_()
         top.register_hook(partial(self.keep, bottom.detach()))
         return [top]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        param, step = self.param.inner_product_param, self.step
+        rows = bottoms[0]
+        if self._axis != 1 or len(step.bottoms[0]) != 2:
+            rows = graph.add("Flatten", rows, axis=self._axis)
+        blobs = [graph.blob(index) for index in range(len(step.blobs))]
+        top = graph.add("Gemm", rows, *blobs, transB=int(not param.transpose))
+        return [top if self._axis == 1 else graph.reshaped(top, step.tops[0])]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        param, step = self.param.inner_product_param, self.step
+        x = bottoms[0]
+        if self._axis != len(step.bottoms[0]) - 1:
+            x = f"{x}.flatten({self._axis})"
+        if param.transpose:
+            weight, *bias = code.parameters()
+            return [" + ".join([f"{x} @ {weight}", *bias])]
+        outputs, inputs = step.blobs[0]
+        bias_too = "" if len(step.blobs) > 1 else ", bias=False"
+        return [f"{code.part(f'nn.Linear({inputs}, {outputs}{bias_too})')}({x})"]
 
 
 LAYERS: Final = (InnerProduct,)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code
 from caffenets.layer import BlobSpec, Layer, Shape
 from caffenets.torch_later import Tensor, torch
 
@@ -49,6 +51,16 @@ class Parameter(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [blobs[0]]
+
+    @classmethod
+    def names(cls, param: Any, count: int) -> tuple[str, ...]:
+        return ("value",)
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.blob(0)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return code.parameters()
 
 
 LAYERS: Final = (Input, Parameter)

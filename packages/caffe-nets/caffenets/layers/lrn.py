@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code, number
 from caffenets.layer import Layer, Shape
 from caffenets.torch_later import Function, Tensor, functional, torch
 
 # Bytes of a slice of the batch: what fits into a core's cache is several times as fast.
 _SLICE_BYTES = 1 << 20
+
+
+_LRN_WITHIN: Final = '''
+def lrn_within_channels(x, size, alpha, beta):
+    """x (1 + alpha mean(x^2)) ^ -beta; the mean is over `size` rows and columns around each place."""
+    return x * (1 + alpha * F.avg_pool2d(x * x, size, 1, size // 2)) ** -beta
+'''
 
 
 class LRN(Layer):
@@ -43,6 +52,29 @@ class LRN(Layer):
             param.beta,
         )  # type: ignore[no-untyped-call]
         return [top.to(bottom.dtype)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        param, x = self.param.lrn_param, bottoms[0]
+        size, alpha, beta = int(param.local_size), float(param.alpha), float(param.beta)
+        if not self._within:
+            return [graph.add("LRN", x, size=size, alpha=alpha, beta=beta, bias=float(param.k))]
+        squares = graph.add("Mul", x, x)
+        mean = graph.add(
+            "AveragePool", squares, kernel_shape=[size] * 2, pads=[size // 2] * 4, count_include_pad=1
+        )  # fmt: skip
+        scale = graph.add("Add", graph.add("Mul", mean, graph.constant(alpha)), graph.constant(1.0))
+        return [graph.add("Mul", x, graph.add("Pow", scale, graph.constant(-beta)))]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        param = self.param.lrn_param
+        alpha, beta = number(param.alpha), number(param.beta)
+        if not self._within:
+            size, k = param.local_size, number(param.k)
+            return [
+                f"F.local_response_norm({bottoms[0]}, {size}, alpha={alpha}, beta={beta}, k={k})"
+            ]
+        code.helper(_LRN_WITHIN)
+        return [f"lrn_within_channels({bottoms[0]}, {param.local_size}, {alpha}, {beta})"]
 
 
 class _Normalized(Function):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code
 from caffenets.layer import Layer, Shape
 from caffenets.torch_later import Tensor
 
@@ -19,6 +21,12 @@ class Split(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [bottoms[0]] * len(self.param.top)
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [bottoms[0]] * len(self.step.tops)
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [bottoms[0]] * len(self.step.tops)
 
 
 class Silence(Layer):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import NoEqual, constant
+from caffenets.forms.torch_code import Code, pair
 from caffenets.layer import Layer, Shape
 from caffenets.torch_later import Tensor, functional, torch
 
@@ -76,6 +80,62 @@ class Windows:
     @property
     def _sides(self) -> list[int]:
         return [self.pad[1], self.pad[1], self.pad[0], self.pad[0]]
+
+    @property
+    def _end(self) -> Pair:
+        """How far the last windows reach beyond the bottom, at least 0."""
+        rows, columns = (
+            max(
+                0,
+                (self.count[at] - 1) * self.stride[at]
+                + self.kernel[at]
+                - self.size[at]
+                - self.pad[at],
+            )
+            for at in (0, 1)
+        )
+        return rows, columns
+
+    def largest_nodes(self, graph: Graph, x: str, outputs: int = 1) -> list[str]:
+        """MaxPool; with two outputs the indices, too."""
+        return graph.add_several(
+            "MaxPool", [x], outputs,
+            kernel_shape=self.kernel, strides=self.stride, pads=[*self.pad, *self._end],
+        )  # fmt: skip
+
+    def average_nodes(self, graph: Graph, x: str) -> str:
+        """The sum of each window over its places in the padded bottom; those behind that do not count."""
+        begin, end, counted = self.pad, self._end, 1
+        if any(more > pad for more, pad in zip(end, self.pad, strict=True)):
+            if any(self.pad):
+                x = graph.add("Pad", x, graph.integers(0, 0, *self.pad, 0, 0, *self.pad))
+            begin = (0, 0)
+            end = (max(0, end[0] - self.pad[0]), max(0, end[1] - self.pad[1]))
+            counted = 0
+        return graph.add(
+            "AveragePool", x,
+            kernel_shape=self.kernel, strides=self.stride, pads=[*begin, *end], count_include_pad=counted,
+        )  # fmt: skip
+
+    def expression(self, x: str, method: str, indices: bool = False) -> str:
+        """The windows in PyTorch, which has Caffe's clipping where the padding is at most half a window."""
+        call = "F.max_pool2d" if method == "MAX" else "F.avg_pool2d"
+        given = f"{pair(self.kernel)}, {pair(self.stride)}"
+        if self.narrow:
+            floor = tuple(
+                (self.size[at] + 2 * self.pad[at] - self.kernel[at]) // self.stride[at] + 1
+                for at in (0, 1)
+            )
+            pad = f", {pair(self.pad)}" if any(self.pad) else ""
+            more = "" if floor == self.count else ", ceil_mode=True"
+            return f"{call}({x}, {given}{pad}{more}{', return_indices=True' if indices else ''})"
+        if indices:
+            raise NoEqual("has a second top with more padding than half a window")
+        (top, left), (height, width) = self.pad, self.count
+        if method == "MAX":
+            sides = [left, self._end[1], top, self._end[0]]
+            return f'F.max_pool2d(F.pad({x}, {sides}, value=float("-inf")), {given})[:, :, :{height}, :{width}]'
+        return f"F.avg_pool2d(F.pad({x}, {self._sides}), {given}, ceil_mode=True)[:, :, :{height}, :{width}]"
 
 
 def windows(
@@ -178,6 +238,21 @@ class Pooling(Layer):
         top, index = self._windows.largest(bottoms[0])
         return [top, index.to(torch.float32)]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        constant(self.step.bottoms[0][2:], "spatial sizes")
+        if self._method == "AVE":
+            return [self._windows.average_nodes(graph, bottoms[0])]
+        if len(self.param.top) == 1:
+            return self._windows.largest_nodes(graph, bottoms[0])
+        # counted over all records and channels
+        top, places = self._windows.largest_nodes(graph, bottoms[0], 2)
+        within = graph.add("Mod", places, graph.integers(prod(self._windows.size)))
+        return [top, graph.add("Cast", within, to=1)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        constant(self.step.bottoms[0][2:], "spatial sizes")
+        return [self._windows.expression(bottoms[0], self._method, len(self.param.top) > 1)]
+
 
 class SPP(Layer):
     """Pools over 1, 2 x 2, 4 x 4 ... windows; the top is (num, all of them). Caffe: layers/spp_layer.cpp."""
@@ -209,6 +284,25 @@ class SPP(Layer):
         if len(tops) == 1:
             return tops
         return [torch.cat([top.flatten(1) for top in tops], 1)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        constant(self.step.bottoms[0][2:], "spatial sizes")
+        tops = [
+            level.largest_nodes(graph, bottoms[0])[0]
+            if self._method == "MAX"
+            else level.average_nodes(graph, bottoms[0])
+            for level in self._levels
+        ]
+        if len(tops) == 1:
+            return tops
+        return [graph.add("Concat", *(graph.add("Flatten", top) for top in tops), axis=1)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        constant(self.step.bottoms[0][2:], "spatial sizes")
+        tops = [level.expression(bottoms[0], self._method) for level in self._levels]
+        if len(tops) == 1:
+            return tops
+        return [f"torch.cat([{', '.join(f'{top}.flatten(1)' for top in tops)}], 1)"]
 
 
 LAYERS: Final = (Pooling, SPP)

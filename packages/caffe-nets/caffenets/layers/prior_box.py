@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from math import prod, sqrt
 from typing import ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import NoEqual
+from caffenets.forms.torch_code import Code
 from caffenets.layer import Layer, Shape
 from caffenets.torch_later import Tensor, torch
 
@@ -104,6 +107,12 @@ class PriorBox(Layer):
             )
         self._boxes = self._boxes.to(bottoms[0].device)
         return [self._boxes]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.constant(self.step.value)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        raise NoEqual("has its boxes in no state dict: use --onnx, or leave the layer out of --net")
 
 
 def _sizes(

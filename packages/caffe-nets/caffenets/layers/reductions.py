@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import Dims, NoEqual, constant
+from caffenets.forms.torch_code import Code, listed, number
 from caffenets.layer import Layer, Shape
 from caffenets.layers.axes import canonical_axis, count
 from caffenets.layers.bottoms import rows
@@ -55,6 +60,32 @@ class Eltwise(Layer):
                 top = torch.where(other > top, other, top)
         return [top]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        if self._operation == "MAX":
+            return [graph.add("Max", *bottoms)]
+        parts = [
+            one if factor == 1 else graph.add("Mul", one, graph.constant(factor))
+            for one, factor in zip(bottoms, self._coefficients, strict=True)
+        ]
+        top = parts[0]
+        for part in parts[1:]:
+            top = graph.add("Mul" if self._operation == "PROD" else "Add", top, part)
+        return [top]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        if self._operation == "PROD":
+            return [" * ".join(bottoms)]
+        if self._operation == "MAX":
+            top = bottoms[0]
+            for other in bottoms[1:]:
+                top = f"torch.maximum({top}, {other})"
+            return [top]
+        parts = [
+            one if factor == 1 else f"{number(factor)} * {one}"
+            for one, factor in zip(bottoms, self._coefficients, strict=True)
+        ]
+        return [" + ".join(parts)]
+
 
 class _DividingProduct(Function):
     """A product whose gradient divides, and so is NaN where a bottom is 0, as Caffe's is."""
@@ -71,6 +102,14 @@ class _DividingProduct(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         top, *bottoms = ctx.saved_tensors
         return tuple(top / bottom * gradients[0] for bottom in bottoms)
+
+
+_ARG_MAX: Final = '''
+def arg_max(x, axis, top_k):
+    """The indices and values of the greatest along `axis`; of equal ones the greater index comes first, as in Caffe."""
+    values, order = x.flip(axis).sort(dim=axis, descending=True, stable=True)
+    return (x.shape[axis] - 1 - order.narrow(axis, 0, top_k)).float(), values.narrow(axis, 0, top_k)
+'''
 
 
 class ArgMax(Layer):
@@ -112,6 +151,42 @@ class ArgMax(Layer):
         tops = torch.cat([indices, found.float()], 1) if self._values else indices
         return [tops.reshape(self._shape(tuple(bottom.shape)))]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        x, axis, size = bottoms[0], self._place, self._size()
+        if self._axis is None:
+            x = graph.add("Flatten", x)
+        # From behind: TopK takes the smaller of equal ones' indices first, Caffe the greater.
+        back = [graph.integers(-1), graph.integers(-(2**31)), graph.integers(axis)]
+        turned = graph.add("Slice", x, *back, graph.integers(-1))
+        given = [turned, graph.integers(self.param.argmax_param.top_k)]
+        values, order = graph.add_several("TopK", given, 2, axis=axis)
+        places = graph.add("Cast", graph.add("Sub", graph.integers(size - 1), order), to=1)
+        wanted = self.param.argmax_param.out_max_val
+        if self._axis is not None:
+            return [values if wanted else places]
+        both = graph.add("Concat", places, values, axis=1) if wanted else places
+        return [graph.reshaped(both, self.step.tops[0])]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        code.helper(_ARG_MAX)
+        x = bottoms[0] if self._axis is not None else f"{bottoms[0]}.flatten(1)"
+        found = f"arg_max({x}, {self._place}, {self.param.argmax_param.top_k})"
+        wanted = self.param.argmax_param.out_max_val
+        if self._axis is not None:
+            return [f"{found}[{int(wanted)}]"]
+        both = f"torch.cat({found}, 1)" if wanted else f"{found}[0]"
+        sizes = listed([-1 if size is None else size for size in self.step.tops[0]])
+        return [f"{both}.reshape({sizes})"]
+
+    def _size(self) -> int:
+        bottom = self.step.bottoms[0]
+        sizes: Dims = bottom[1:] if self._axis is None else (bottom[self._axis],)
+        return int(np.prod(constant(sizes, "sizes")))
+
+    @property
+    def _place(self) -> int:
+        return 1 if self._axis is None else self._axis
+
 
 class Reduction(Layer):
     """`coeff` times the sum, sum of magnitudes, sum of squares or mean over all axes from `axis` on.
@@ -139,6 +214,36 @@ class Reduction(Layer):
         top = bottom.mean(-1) if self._operation == "MEAN" else bottom.sum(-1)
         return [top if self._coefficient == 1 else top * self._coefficient]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        x, axes = bottoms[0], self._axes
+        if self._operation == "SUM":
+            top = graph.add("ReduceSum", x, graph.integers(*axes), keepdims=0)
+        else:
+            op = {"ASUM": "ReduceL1", "SUMSQ": "ReduceSumSquare", "MEAN": "ReduceMean"}[
+                self._operation
+            ]
+            top = graph.add(op, x, axes=axes, keepdims=0)
+        return [
+            top
+            if self._coefficient == 1
+            else graph.add("Mul", top, graph.constant(self._coefficient))
+        ]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        axes = tuple(self._axes)
+        inside, call = {
+            "SUM": ("{}", "sum"),
+            "ASUM": ("{}.abs()", "sum"),
+            "SUMSQ": ("{}.square()", "sum"),
+            "MEAN": ("{}", "mean"),
+        }[self._operation]
+        top = f"{inside.format(bottoms[0])}.{call}({axes})"
+        return [top if self._coefficient == 1 else f"{top} * {number(self._coefficient)}"]
+
+    @property
+    def _axes(self) -> list[int]:
+        return list(range(self._axis, len(self.step.bottoms[0])))
+
 
 class MVN(Layer):
     """Each channel of each item, or each item, less its mean, and over its deviation + `eps`.
@@ -165,6 +270,29 @@ class MVN(Layer):
         if not self._normalize:
             return [centered]
         return [_OverDeviation.apply(centered, axes, self._epsilon)]  # type: ignore[no-untyped-call]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        param, x = self.param.mvn_param, bottoms[0]
+        axes = self._axes()
+        centered = graph.add("Sub", x, graph.add("ReduceMean", x, axes=axes))
+        if not param.normalize_variance:
+            return [centered]
+        variance = graph.add("ReduceMean", graph.add("Mul", centered, centered), axes=axes)
+        divisor = graph.add("Add", graph.add("Sqrt", variance), graph.constant(param.eps))
+        return [graph.add("Div", centered, divisor)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        param, x, axes = self.param.mvn_param, bottoms[0], tuple(self._axes())
+        centered = f"({x} - {x}.mean({axes}, keepdim=True))"
+        if not param.normalize_variance:
+            return [centered]
+        deviation = f"{x}.var({axes}, correction=0, keepdim=True).sqrt()"
+        return [f"{centered} / ({deviation} + {number(param.eps)})"]
+
+    def _axes(self) -> list[int]:
+        if len(self.step.bottoms[0]) != 4:
+            raise NoEqual("takes 4 axes only when it is exported")
+        return list(range(self._kept, 4))
 
 
 class _OverDeviation(Function):

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from caffenets.layer import Layer, Shape
+import numpy as np
+
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code, number
+from caffenets.layer import Array, Layer, Shape
 from caffenets.layers.axes import count
 from caffenets.torch_later import Tensor, torch
 
@@ -55,6 +59,27 @@ def _rounded(values: Tensor) -> Tensor:
     return values.sign() * (values.abs() + 0.5).floor()
 
 
+_ROI_POOLING: Final = '''
+def roi_pooling(features, regions, bins, scale):
+    """The largest value in each of `bins` parts of a region (image, xmin, ymin, xmax, ymax); 0 of an empty one."""
+    tops = []
+    for image, *corners in regions.reshape(-1, 5).tolist():
+        x1, y1, x2, y2 = (int(abs(one * scale) + 0.5) * (1 if one >= 0 else -1) for one in corners)
+        top = features.new_zeros(features.shape[1], *bins)
+        for i in range(bins[0]):
+            for j in range(bins[1]):
+                tall, wide = max(y2 - y1 + 1, 1), max(x2 - x1 + 1, 1)
+                rows = y1 + i * tall // bins[0], y1 - -((i + 1) * tall) // bins[0]
+                columns = x1 + j * wide // bins[1], x1 - -((j + 1) * wide) // bins[1]
+                (y, y_end), (x, x_end) = ([max(0, one) for one in ends] for ends in (rows, columns))
+                part = features[int(image), :, y:y_end, x:x_end]
+                if part.numel():
+                    top[:, i, j] = part.amax((1, 2))
+        tops.append(top)
+    return torch.stack(tops)
+'''
+
+
 class ROIPooling(_Regions):
     """The largest value in each of pooled_h x pooled_w parts of a region; 0 of an empty one.
 
@@ -85,6 +110,33 @@ class ROIPooling(_Regions):
         ]
         empty = features.new_zeros(0, features.shape[1], *self._bins)
         return [torch.stack(tops) if tops else empty]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        regions = graph.add("Reshape", bottoms[1], graph.integers(-1, 5))
+        param = self.param.roi_pooling_param
+        scale = float(param.spatial_scale)
+        return [
+            graph.add(
+                "MaxRoiPool", bottoms[0], regions, pooled_shape=self._bins, spatial_scale=scale
+            )
+        ]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        code.helper(_ROI_POOLING)
+        param = self.param.roi_pooling_param
+        return [
+            f"roi_pooling({bottoms[0]}, {bottoms[1]}, {self._bins}, {number(param.spatial_scale)})"
+        ]
+
+    def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
+        """Regions of the first image, in the pixels of the net's input."""
+        if at != 1:
+            return None
+        side = 4 / self.param.roi_pooling_param.spatial_scale
+        begin = rng.integers(0, side, (shape[0], 2))
+        end = begin + rng.integers(0, side, (shape[0], 2))
+        found = np.concatenate([np.zeros((shape[0], 1)), begin, end], 1)
+        return np.reshape(found, shape)
 
 
 def _largest(values: Tensor, axis: int, bins: Sequence[Sequence[int]]) -> Tensor:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from caffenets.layer import Layer, Shape
+import numpy as np
+
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import constant
+from caffenets.forms.torch_code import Code
+from caffenets.layer import Array, Layer, Shape
 from caffenets.torch_later import Tensor, functional
 
 
@@ -74,6 +79,32 @@ class Interp(_Image):
             bottom = bottom[:, :, first:last, first:last]
         return [functional.interpolate(bottom, size, mode="bilinear", align_corners=True)]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        x, param = bottoms[0], self.param.interp_param
+        if param.pad_beg or param.pad_end:
+            first, last = -param.pad_beg, param.pad_end or 2**31
+            axes = graph.integers(2, 3)
+            x = graph.add(
+                "Slice", x, graph.integers(first, first), graph.integers(last, last), axes
+            )
+        sizes = [graph.integers(*constant(self.step.tops[0][2:], "sizes"))]
+        begin = graph.add("Slice", graph.add("Shape", x), graph.integers(0), graph.integers(2))
+        whole = graph.add("Concat", begin, *sizes, axis=0)
+        return [
+            graph.add(
+                "Resize", x, "", "", whole,
+                mode="linear", coordinate_transformation_mode="align_corners",
+            )
+        ]  # fmt: skip
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        x, param = bottoms[0], self.param.interp_param
+        if param.pad_beg or param.pad_end:
+            cut = f"{-param.pad_beg or ''}:{param.pad_end or ''}"
+            x = f"{x}[:, :, {cut}, {cut}]"
+        size = constant(self.step.tops[0][2:], "sizes")
+        return [f'F.interpolate({x}, {size}, mode="bilinear", align_corners=True)']
+
 
 class Upsample(_Image):
     """Each value put where a Pooling layer took it from, and 0 elsewhere; without a second bottom each is repeated.
@@ -121,6 +152,38 @@ class Upsample(_Image):
         )
         top = values.new_zeros(*values.shape[:2], height * width)
         return [top.scatter(2, places, values.flatten(2)).unflatten(2, (height, width))]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        height, width = constant(self.step.tops[0][2:], "sizes")
+        if len(bottoms) == 1:
+            old = constant(self.step.bottoms[0][2:], "sizes")
+            scales = graph.constant([1, 1, height / old[0], width / old[1]])
+            given = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            return [graph.add("Resize", bottoms[0], "", scales, mode="nearest", **given)]
+        rows = graph.integers(0, 0, -1)
+        values = graph.add("Reshape", bottoms[0], rows)
+        places = graph.add("Cast", graph.add("Reshape", bottoms[1], rows), to=7)
+        begin = graph.add(
+            "Slice", graph.add("Shape", bottoms[0]), graph.integers(0), graph.integers(2)
+        )
+        whole = graph.add("Concat", begin, graph.integers(height * width), axis=0)
+        zeros = graph.add("Expand", graph.constant(0.0), whole)
+        top = graph.add("ScatterElements", zeros, places, values, axis=2)
+        return [graph.add("Reshape", top, graph.integers(0, 0, height, width))]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        size = constant(self.step.tops[0][2:], "sizes")
+        x = bottoms[0]
+        if len(bottoms) == 1:
+            return [f'F.interpolate({x}, {size}, mode="nearest")']
+        zeros = f"{x}.new_zeros(*{x}.shape[:2], {size[0] * size[1]})"
+        places = f"{bottoms[1]}.long().flatten(2)"
+        return [f"{zeros}.scatter(2, {places}, {x}.flatten(2)).unflatten(2, {size})"]
+
+    def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
+        if at != 1:
+            return None
+        return np.broadcast_to(np.arange(shape[2] * shape[3]).reshape(shape[2:]), shape)
 
 
 LAYERS: Final = (Interp, Upsample)

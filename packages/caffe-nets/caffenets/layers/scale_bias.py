@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code
 from caffenets.layer import BlobSpec, Layer, Shape
 from caffenets.layers.axes import canonical_axis
 from caffenets.torch_later import Tensor, torch
@@ -42,6 +44,22 @@ class _AlongAxes(Layer):
         """`operand` in the shape that broadcasts over the bottom."""
         return operand.reshape((*operand.shape, *self._behind))
 
+    def operand_value(self, graph: Graph, bottoms: Sequence[str], index: int) -> str:
+        """The second bottom, or blob `index`, so that it broadcasts."""
+        behind = len(self._behind)
+        if len(bottoms) == 1 or index:
+            shape = self.step.blobs[0 if len(bottoms) > 1 else index]
+            return graph.blob(0 if len(bottoms) > 1 else index, (*shape, *(1,) * behind))
+        if not behind:
+            return bottoms[1]
+        axes = range(len(self.step.bottoms[1]), len(self.step.bottoms[1]) + behind)
+        return graph.add("Unsqueeze", bottoms[1], graph.integers(*axes))
+
+    def stretched_source(self, operand: str) -> str:
+        """The expression of the operand that broadcasts."""
+        behind = len(self._behind)
+        return f"{operand}[(..., {', '.join(['None'] * behind)})]" if behind else operand
+
 
 class Scale(_AlongAxes):
     """`top = bottom * scale + bias`; scale is a blob or the second bottom. Caffe: layers/scale_layer.cpp."""
@@ -68,6 +86,22 @@ class Scale(_AlongAxes):
             top = bottoms[0] * scale
         return [top.to(bottoms[0].dtype)]
 
+    @classmethod
+    def names(cls, param: Any, count: int) -> tuple[str, ...]:
+        return ("bias",) if len(param.bottom) > 1 else cls.blob_names[:count]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        param = self.param.scale_param
+        top = graph.add("Mul", bottoms[0], self.operand_value(graph, bottoms, 0))
+        if param.bias_term:
+            top = graph.add("Add", top, self.operand_value(graph, bottoms, 1))
+        return [top]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        operands = [*bottoms[1:], *(code.parameters() if self.step.blobs else ())]
+        scale, *bias = (self.stretched_source(one) for one in operands)
+        return [" + ".join([f"{bottoms[0]} * {scale}", *bias])]
+
 
 class Bias(_AlongAxes):
     """`top = bottom + bias`; bias is a blob or the second bottom. Caffe: layers/bias_layer.cpp."""
@@ -81,6 +115,18 @@ class Bias(_AlongAxes):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         top = bottoms[0] + self.stretched(blobs[0] if blobs else bottoms[1])
         return [top.to(bottoms[0].dtype)]
+
+    @classmethod
+    def names(cls, param: Any, count: int) -> tuple[str, ...]:
+        return ("bias",)[:count]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        operand = self.operand_value(graph, bottoms, 0)
+        return [graph.add("Add", bottoms[0], operand)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        operand = code.parameters()[0] if self.step.blobs else bottoms[1]
+        return [f"{bottoms[0]} + {self.stretched_source(operand)}"]
 
 
 LAYERS: Final = (Scale, Bias)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
-from caffenets.layer import BlobSpec, Layer, Shape
+import numpy as np
+
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code
+from caffenets.layer import Array, BlobSpec, Layer, Shape
 from caffenets.torch_later import Tensor, functional
 
 
@@ -29,6 +33,15 @@ class BatchReindex(Layer):
         items = data.shape[0]
         what = f"has the index {{}}, outside of 0 to {items - 1}, the items of its batch"
         return [data.index_select(0, self.checked(indices.long(), items, what))]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.add("Gather", bottoms[0], graph.add("Cast", bottoms[1], to=7))]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"{bottoms[0]}.index_select(0, {bottoms[1]}.long())"]
+
+    def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
+        return np.arange(shape[0])[::-1] if at == 1 else None
 
 
 class Filter(Layer):
@@ -60,6 +73,21 @@ class Filter(Layer):
         chosen = selector.reshape(-1).nonzero().reshape(-1)
         return [bottom.index_select(0, chosen) for bottom in data]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        *data, selector = bottoms
+        row = graph.add("Reshape", selector, graph.integers(-1))
+        chosen = graph.add("Cast", row, to=9)
+        return [graph.add("Compress", one, chosen, axis=0) for one in data]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        *data, selector = bottoms
+        return [f"{one}[{selector}.reshape(-1) != 0]" for one in data]
+
+    def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
+        if at != len(self.param.bottom) - 1:
+            return None
+        return np.reshape(np.arange(shape[0]) % 2 == 0, shape)
+
 
 class Embed(Layer):
     """The row of the weight for each index of the bottom, plus a bias.
@@ -86,6 +114,18 @@ class Embed(Layer):
         )
         top = functional.embedding(self.checked(bottoms[0].long(), words, what), blobs[0])
         return [top + blobs[1] if len(blobs) > 1 else top]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        words = graph.add("Cast", bottoms[0], to=7)
+        top = graph.add("Gather", graph.blob(0), words)
+        return [graph.add("Add", top, graph.blob(1)) if len(self.step.blobs) > 1 else top]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        weight, *bias = code.parameters()
+        return [" + ".join([f"F.embedding({bottoms[0]}.long(), {weight})", *bias])]
+
+    def draw(self, at: int, shape: Shape, rng: np.random.Generator) -> Array | None:
+        return rng.integers(0, self.param.embed_param.input_dim, shape)
 
 
 LAYERS: Final = (BatchReindex, Filter, Embed)

@@ -10,6 +10,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import NoFreeBatch, constant
+from caffenets.forms.torch_code import Code, listed
 from caffenets.layer import Layer, Shape
 from caffenets.layers.axes import canonical_axis, count
 from caffenets.torch_later import Tensor, torch
@@ -36,6 +39,12 @@ class Concat(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [bottoms[0] if len(bottoms) == 1 else torch.cat(list(bottoms), self._axis)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.add("Concat", *bottoms, axis=self._axis)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"torch.cat([{', '.join(bottoms)}], {self._axis})"]
 
 
 class Slice(Layer):
@@ -76,6 +85,21 @@ class Slice(Layer):
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         (bottom,) = bottoms
         return list(torch.split(bottom, self._parts(bottom.shape[self._axis]), self._axis))
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        axis, parts = self._cut()
+        given = [bottoms[0], graph.integers(*parts)]
+        return graph.add_several("Split", given, len(parts), axis=axis)
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        axis, parts = self._cut()
+        if len(parts) == 1:
+            return [bottoms[0]]
+        return [f"torch.split({bottoms[0]}, {list(parts)}, {axis})"]
+
+    def _cut(self) -> tuple[int, Shape]:
+        axis = self._axis
+        return axis, constant(tuple(top[axis] for top in self.step.tops), "parts")
 
 
 def _joined_axis(layer: Layer, param: Any, legacy: str, shape: Shape) -> int:
@@ -129,6 +153,31 @@ class Crop(Layer):
             data = data.narrow(axis, offset, size.shape[axis])
         return [data]
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        cuts = self._cuts()
+        if not cuts:
+            return [bottoms[0]]
+        axes, starts, ends = zip(*cuts, strict=True)
+        given = [graph.integers(*starts), graph.integers(*ends), graph.integers(*axes)]
+        return [graph.add("Slice", bottoms[0], *given)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        ranges = {axis: f"{start}:{end}" for axis, start, end in self._cuts()}
+        last = max(ranges, default=-1) + 1
+        within = [ranges.get(axis, ":") for axis in range(last)]
+        return [f"{bottoms[0]}[{', '.join(within)}]" if within else bottoms[0]]
+
+    def _cuts(self) -> list[tuple[int, int, int]]:
+        """Axis, begin and end of each axis that is cut."""
+        (data, _), (top,) = self.step.bottoms, self.step.tops
+        cuts = []
+        for axis, offset in enumerate(self._offsets, self._axis):
+            if data[axis] == top[axis] and not offset:
+                continue
+            (size,) = constant((top[axis],), "cropped sizes")
+            cuts.append((axis, int(offset), int(offset) + size))
+        return cuts
+
 
 class Flatten(Layer):
     """The axes from `axis` to `end_axis` as one. Caffe: layers/flatten_layer.cpp."""
@@ -149,6 +198,17 @@ class Flatten(Layer):
 
     def _flat(self, shape: Shape) -> Shape:
         return (*shape[: self._start], prod(shape[self._start : self._end]), *shape[self._end :])
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        first, last = self._start, self._end - 1
+        if first == 1 and last == len(self.step.bottoms[0]) - 1:
+            return [graph.add("Flatten", bottoms[0])]
+        return [graph.reshaped(bottoms[0], self.step.tops[0])]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        first, last = self._start, self._end - 1
+        whole = last == len(self.step.bottoms[0]) - 1
+        return [f"{bottoms[0]}.flatten({first}{'' if whole else f', {last}'})"]
 
 
 class Reshape(Layer):
@@ -197,6 +257,18 @@ class Reshape(Layer):
             raise self.refuse(f"makes {count(top)} values of {count(bottom)}: correct its shape")
         return top
 
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.reshaped(bottoms[0], self.step.tops[0])]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"{bottoms[0]}.reshape({self.sizes()})"]
+
+    def sizes(self) -> str:
+        top = self.step.tops[0]
+        if top.count(None) > 1:
+            raise NoFreeBatch("has a top with two sizes that depend on the batch")
+        return listed([-1 if size is None else size for size in top])
+
 
 class Tile(Layer):
     """`tiles` copies along `axis`. Caffe: layers/tile_layer.cpp."""
@@ -214,9 +286,20 @@ class Tile(Layer):
         return [tuple(top)]
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
-        repeats = [1] * bottoms[0].ndim
+        return [bottoms[0].repeat(self._repeats(bottoms[0].ndim))]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [
+            graph.add("Tile", bottoms[0], graph.integers(*self._repeats(len(self.step.bottoms[0]))))
+        ]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"{bottoms[0]}.repeat({listed(self._repeats(len(self.step.bottoms[0])))})"]
+
+    def _repeats(self, axes: int) -> list[int]:
+        repeats = [1] * axes
         repeats[self._axis] = self._tiles
-        return [bottoms[0].repeat(repeats)]
+        return repeats
 
 
 LAYERS: Final = (Concat, Slice, Crop, Flatten, Reshape, Tile)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.torch_code import Code
 from caffenets.layer import Layer, Shape
 from caffenets.layers.axes import canonical_axis, count
 from caffenets.layers.bottoms import checked_labels
@@ -25,6 +27,12 @@ class Softmax(Layer):
 
     def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
         return [torch.softmax(bottoms[0].float(), self._axis)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        return [graph.add("Softmax", bottoms[0], axis=self._axis)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"torch.softmax({bottoms[0]}, {self._axis})"]
 
 
 class _Labelled(Layer):

@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from caffenets.export.steps import Dims, NoEqual, Step, identifiers
+import numpy as np
+
+from caffenets.forms.steps import Dims, NoEqual, Step, identifiers
 
 _USED: Final = ("self", "torch", "nn", "F", "Net", "load", "Path", "path")
 
@@ -106,6 +108,11 @@ class Code:
             _END,
         ]
         return "".join(lines)
+
+
+def number(value: float) -> str:
+    """A float32 in as few digits as name it."""
+    return str(np.float32(value))
 
 
 def listed(values: Sequence[object]) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from caffenets.errors import EngineError
-from caffenets.export.steps import Dims, NoFreeBatch, Shape, Step
 from caffenets.extras import needed
+from caffenets.forms.steps import Dims, NoFreeBatch, Shape, Step
 
 OPSET: Final = 17  # of ONNX 1.12, from 2022: what reads ONNX today reads it
 IR_VERSION: Final = 8

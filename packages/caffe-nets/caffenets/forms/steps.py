@@ -123,23 +123,3 @@ def constant(dims: Dims, what: str) -> Shape:
     if None in dims:
         raise NoFreeBatch(f"needs {what} that do not depend on the batch")
     return tuple(size for size in dims if size is not None)
-
-
-def per_axis(param: Any, repeated: str, pair: str | None, axes: int, usual: int) -> Shape:
-    """An option of windows along each spatial axis: NAME, or NAME_h and NAME_w; the engine has checked it."""
-    if pair is not None and (param.HasField(f"{pair}_h") or param.HasField(f"{pair}_w")):
-        return int(getattr(param, f"{pair}_h")), int(getattr(param, f"{pair}_w"))
-    given = getattr(param, repeated)
-    sizes = [int(given)] if isinstance(given, int) else list(map(int, given)) or [usual]
-    return tuple(sizes * axes if len(sizes) == 1 else sizes)
-
-
-def option(message: Any, field: str) -> str:
-    """The name of the enum value that `field` of `message` has, "PROD" for example."""
-    values = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number
-    return str(values[getattr(message, field)].name)
-
-
-def axis_of(axis: int, dims: Dims) -> int:
-    """`axis` counted from the front."""
-    return axis % len(dims)
