@@ -6,12 +6,13 @@ Caffe says which it has. Those of the PyTorch engine are what its files declare;
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from caffenets import known_types
+from caffenets.checks.nets import Known
 from caffenets.layers import LAYERS
 from speedo.engines.caffe_import import load_caffe
 from speedo.system.bounds import EngineName
@@ -35,6 +36,7 @@ def _pytorch_layers() -> tuple[str, ...]:
     return tuple(found)
 
 
-def refusals(engine: EngineName) -> Mapping[str, str]:
-    """The types that the engine does not have though Caffe does: why, and what to do."""
-    return known_types.refusals() if engine == "torch" else {}
+def known_to(engine: EngineName) -> Known:
+    """What this engine has, and why not what Caffe has beside it."""
+    refused = known_types.refusals() if engine == "torch" else {}
+    return Known(layer_types(engine), refused, _pytorch_layers(), engine == "caffe")

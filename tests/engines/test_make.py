@@ -98,7 +98,10 @@ def test_a_layer_without_pytorch_is_refused_with_its_line(tmp_path: Path) -> Non
     refused, unknown = caught.value.problems
     assert refused.startswith(f"{net}, line {line}: layer 'mine' (Python) ")
     assert refused.endswith("use --engine caffe")
-    assert unknown == f"{net}: layer 'odd' has the unknown type 'Sigmoyd'; did you mean 'Sigmoid'?"
+    assert (
+        unknown
+        == f"{net}, line 12: layer 'odd' has the unknown type 'Sigmoyd'; did you mean 'Sigmoid'?"
+    )
 
 
 def test_a_solver_for_gpus_is_accepted_with_pytorch(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from google.protobuf import text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.record_check import first_problem
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import EngineError
-from speedo.system.shared_lmdb import SharedLmdb
 from tests.support.data_layers import (
     assert_same,
     by_caffe,

@@ -86,6 +86,10 @@ def transforms_of(
             mean = np.broadcast_to(given, (shape[1],)).copy() if len(given) == 1 else given
         if mean is not None or param.scale != 1:
             found[name] = Transform(mean, float(param.scale))
+    if not found:
+        raise SolverError(
+            f"{origin}: no data layer subtracts a mean or scales: leave --transform out"
+        )
     return found
 
 

@@ -9,19 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import lmdb
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from caffenets.checks.paths import SearchPath
 from caffenets.data_layers import SOURCES, batch_of, source_of
+from caffenets.errors import SolverError
+from caffenets.extras import lacking
 from caffenets.files import read_bytes, read_names
 from caffenets.host_program import caffe_schema
 from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, own_dataset
-from speedo.engines.solver.paths import SearchPath
-from speedo.errors import SolverError
-from speedo.system.bounds import LARGEST_INT32
-from speedo.system.shared_lmdb import SharedLmdb
 
+LARGEST_INT32: Final = 2**31 - 1
 _MOST_MEAN_BYTES: Final = 1 << 30
 
 
@@ -149,6 +148,13 @@ _LEVELDB = (".ldb", ".sst", ".log")
 
 
 def _lmdb_problem(found: Path) -> Iterator[str]:
+    if lack := lacking("lmdb", "lmdb", "a look into it"):
+        yield f"reads {found}, which is not looked at: {lack}"
+        return
+    import lmdb
+
+    from caffenets.shared_lmdb import SharedLmdb
+
     try:
         with SharedLmdb(found) as environment:
             stat = environment.stat()
@@ -177,6 +183,8 @@ def _hdf5(layer: Any, found: Path, search: SearchPath) -> Iterator[str]:
 
 def _foreign_storage(file: Path, datasets: Iterable[str]) -> str:
     """What of these datasets is not in the file itself; what else is wrong with a file, the engines tell."""
+    if lack := lacking("h5py", "hdf5", "a look into it"):
+        return f"is not looked at, because {lack}"
     import h5py
 
     try:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from caffenets.extras import needed
 from caffenets.onnx_session import opened
-from speedo.system.remedies import needed
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 WEIGHTS: Final = ("per_tensor", "per_channel")

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedo.errors import SolverError
+from caffenets.errors import SolverError
 
 
 @dataclass(frozen=True, slots=True)

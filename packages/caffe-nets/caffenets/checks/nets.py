@@ -7,24 +7,41 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from caffenets.checks.paths import SearchPath
+from caffenets.checks.sources import (
+    LARGEST_INT32,
+    file_problem,
+    source_problems,
+    transform_problems,
+)
 from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES, batch_of, data_layers, is_data_layer
 from caffenets.known_types import type_here
 from caffenets.prototxt.forks import about_layer
 from caffenets.prototxt.text import did_you_mean, line_of_layer
-from speedo.engines.layer_types import layer_types, refusals
-from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.source_checks import file_problem, source_problems, transform_problems
-from speedo.system.bounds import LARGEST_INT32, EngineName
 
 _TRAIN: Final = "train net"
 _TEST: Final = "test net"
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The types of layers that compute a net: `types`, of which `refused` say why not, and what to do.
+
+    `elsewhere` are the types of this package's layers, for a hint. `python`: Python layers run, and need their modules.
+    """
+
+    types: Collection[str]
+    refused: Mapping[str, str]
+    elsewhere: Collection[str]
+    python: bool = False
+
+
 def net_problems(
-    parameter: Any, search: SearchPath, net_files: Sequence[str], engine: EngineName = "caffe"
+    parameter: Any, search: SearchPath, net_files: Sequence[str], known: Known
 ) -> list[str]:
     """Every problem in the nets of an inlined SolverParameter and in the files that they name.
 
@@ -33,12 +50,10 @@ def net_problems(
     nets = [(_TRAIN, parameter.train_net_param)]
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
-    known = layer_types(engine)
     for (role, net), file in zip(nets, net_files, strict=False):
-        found += _refused(net, file, engine)
-        found += [f"{file}: {text}" for text in _layers(net, search, engine)]
+        found += problems_of_layers(net, search, file, known)
         # A layer of another Caffe may bring the records, or be the loss.
-        if all(layer.type in known or not about_layer(layer.type, ()) for layer in net.layer):
+        if all(layer.type in known.types or not about_layer(layer.type, ()) for layer in net.layer):
             found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)
@@ -46,55 +61,55 @@ def net_problems(
 
 
 def problems_of_tests(
-    parameter: Any, search: SearchPath, net_files: Sequence[str], engine: EngineName = "caffe"
+    parameter: Any, search: SearchPath, net_files: Sequence[str], known: Known
 ) -> list[str]:
     """As `net_problems`, of the test nets alone; `net_files` are theirs."""
     found: list[str] = []
     for net, file in zip(parameter.test_net_param, net_files, strict=True):
-        found += _refused(net, file, engine)
-        found += [f"{file}: {text}" for text in (*_layers(net, search, engine), *_test(net))]
+        found += problems_of_layers(net, search, file, known)
+        found += [f"{file}: {text}" for text in _test(net)]
     return list(dict.fromkeys(found))
 
 
-def problems_of_deploy(
-    net: Any, search: SearchPath, file: str, engine: EngineName = "caffe"
-) -> list[str]:
-    """As `net_problems`, of a net whose records come from outside."""
-    said = (f"{file}: {text}" for text in _layers(net, search, engine))
-    return [*_refused(net, file, engine), *said]
-
-
-def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
-    known = layer_types(engine)
+def problems_of_layers(net: Any, search: SearchPath, file: str, known: Known) -> list[str]:
+    """As `net_problems`, of the layers of any net, also one whose records come from outside."""
     tops: list[str] = []
+    found = _refused(net, file, known)
     for layer in net.layer:
-        name = f"layer {layer.name!r}"
-        if layer.type not in known:
-            other = about_layer(layer.type, layer_types("torch"))
-            suggestion = f": {other}" if other else did_you_mean(layer.type, known)
-            yield f"{name} has the unknown type {layer.type!r}{suggestion or ', none of BVLC Caffe: correct it'}"
-        for bottom in layer.bottom:
-            if bottom not in tops:
-                suggestion = did_you_mean(bottom, tops) or ": correct it"
-                yield f"{name} reads {bottom!r}, which no earlier layer makes{suggestion}"
-        for place, top in enumerate(layer.top):
-            # In place means: the same blob in the same position (Caffe: net.cpp, AppendTop).
-            if top in tops and top not in layer.bottom[place : place + 1]:
-                yield f"{name} makes {top!r}, which another layer makes, too: rename one"
+        if texts := list(_problems(layer, tops, search, known)):
+            place = f"{file}{line_of_layer(file, layer.name)}: layer {layer.name!r}"
+            found += [f"{place} {text}" for text in texts]
         tops += layer.top
-        if is_data_layer(layer):
-            yield from (f"{name} {text}" for text in source_problems(layer, search))
-        yield from (f"{name} {text}" for text in transform_problems(layer, search))
-        if layer.type == "Python" and engine == "caffe":
-            yield from (f"{name} {text}" for text in _python(layer, search))
+    return found
 
 
-def _refused(net: Any, file: str, engine: EngineName) -> list[str]:
-    """The layers that the engine does not have, a sentence each with its place."""
+def _problems(layer: Any, tops: Collection[str], search: SearchPath, known: Known) -> Iterator[str]:
+    """Of a layer, each to follow `layer 'x' `; `tops` are those of the layers before it."""
+    if layer.type not in known.types:
+        other = about_layer(layer.type, known.elsewhere)
+        suggestion = f": {other}" if other else did_you_mean(layer.type, known.types)
+        yield f"has the unknown type {layer.type!r}{suggestion or ', none of BVLC Caffe: correct it'}"
+    for bottom in layer.bottom:
+        if bottom not in tops:
+            suggestion = did_you_mean(bottom, tops) or ": correct it"
+            yield f"reads {bottom!r}, which no earlier layer makes{suggestion}"
+    for place, top in enumerate(layer.top):
+        # In place means: the same blob in the same position (Caffe: net.cpp, AppendTop).
+        if top in tops and top not in layer.bottom[place : place + 1]:
+            yield f"makes {top!r}, which another layer makes, too: rename one"
+    if is_data_layer(layer):
+        yield from source_problems(layer, search)
+    yield from transform_problems(layer, search)
+    if layer.type == "Python" and known.python:
+        yield from _python(layer, search)
+
+
+def _refused(net: Any, file: str, known: Known) -> list[str]:
+    """The layers that are not computed, a sentence each with its place."""
     return [
-        f"{file}{line_of_layer(file, layer.name)}: layer {layer.name!r} ({layer.type}) {refusals(engine)[layer.type]}"
+        f"{file}{line_of_layer(file, layer.name)}: layer {layer.name!r} ({layer.type}) {known.refused[layer.type]}"
         for layer in net.layer
-        if type_here(layer) in refusals(engine) and layer.type not in FED_FROM_OUTSIDE
+        if type_here(layer) in known.refused and layer.type not in FED_FROM_OUTSIDE
     ]
 
 

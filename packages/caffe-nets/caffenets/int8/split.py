@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets.deploy import Deploy, is_source
+from caffenets.errors import SolverError
 from caffenets.forms.steps import Shape
 from caffenets.layers import LAYERS
 from caffenets.onnx_session import described
-from speedo.engines.schema import ONNX_LAYER
-from speedo.errors import SolverError
 
 # The layers whose weights are quantised.
 WEIGHTED: Final = frozenset(
@@ -75,14 +74,14 @@ class Split:
             net.layer.add(name=output_of(name), type="Split", bottom=[name], top=[output_of(name)])
         return Deploy(net, {name: shapes[name] for name in self.inputs})
 
-    def with_core(self, file: Path) -> Any:
-        """The test net with this ONNX file in place of the core."""
+    def with_core(self, file: Path, module: str) -> Any:
+        """The test net with this ONNX file in place of the core, as the Python layer OnnxNet of this module."""
         net = type(self.net)()
         net.CopyFrom(self.net)
         del net.layer[:]
         net.layer.extend(self.sources)
         layer = net.layer.add(name=_NAME, type="Python", bottom=self.inputs, top=self.outputs)
-        layer.python_param.module = ONNX_LAYER
+        layer.python_param.module = module
         layer.python_param.layer = "OnnxNet"
         outputs = [output_of(name) for name in self.outputs]
         layer.python_param.param_str = described(file, self.inputs, outputs)
