@@ -52,15 +52,28 @@ def deploy_of(
     needed = _needed(kept, wanted)
     made = type(net)(name=net.name)
     deploy = Deploy(made, notes=notes)
+    made_names: set[str] = set()
     for layer in kept:
         if not needed.intersection(layer.top):
             continue
+        if lacks := [name for name in layer.bottom if name not in made_names]:
+            raise SolverError(
+                f"{origin}: layer {layer.name!r} ({layer.type}) reads {lacks[0]!r}, which no layer before it makes: "
+                "correct bottom"
+            )
+        made_names.update(layer.top)
         if not is_source(layer):
             made.layer.append(_bare(layer))
             continue
         tops = [str(top) for top in layer.top if top in needed]
         if layer.type == "Input":
-            sizes = dict(zip(layer.top, (tuple(one.dim) for one in _spread(layer)), strict=True))
+            spread = _spread(layer)
+            if len(spread) != len(layer.top):
+                raise SolverError(
+                    f"{origin}: layer {layer.name!r} (Input) has {len(spread)} shapes and {len(layer.top)} tops: give "
+                    "one for each"
+                )
+            sizes = {top: tuple(one.dim) for top, one in zip(layer.top, spread, strict=True)}
             shapes: Mapping[str, Shape] = {top: sizes[top] for top in tops}
         else:
             shapes = shapes_of(layer, tops)
@@ -100,7 +113,7 @@ def batch_axes(net: Any) -> dict[str, int]:
     marks = [
         shapes[layer.bottom[1]]
         for layer in net.layer
-        if layer.type in ("LSTM", "RNN") and layer.bottom[1] in shapes
+        if layer.type in ("LSTM", "RNN") and shapes.keys() & layer.bottom[1:2]
     ]
     axes = {}
     for name, shape in shapes.items():
@@ -118,7 +131,7 @@ def _spread(layer: Any) -> list[Any]:
     """The shapes of an Input layer, one for each top."""
     shapes = layer.input_param.shape
     while len(shapes) < len(layer.top):
-        shapes.add().CopyFrom(shapes[0])
+        shapes.add().CopyFrom(shapes[0])  # of none: no sizes
     return list(shapes)
 
 
@@ -134,7 +147,7 @@ def _is_removed(layer: Any) -> bool:
 
 def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     """The layers that stay, the blobs that are to be outputs, and notes."""
-    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss")]
+    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss") and layer.bottom]
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
     kept = [layer for layer in net.layer if not _is_removed(layer)]

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from caffenets.deploy import Deploy, is_whole
+from caffenets.errors import EngineError, SolverError
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
 from caffenets.prototxt.state import filter_net
-from caffenets.prototxt.text import read_text, to_text
+from caffenets.prototxt.text import line_of_layer, read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
 from caffenets.weight_files.stored import Shape
+
+_NAMED: Final = re.compile(
+    r"(?:layer '([^']*)'|the net) "
+)  # how sentences of PyTorch's layers begin
+MOST_LAYERS: Final = 20_000  # a ResNet of 1,001 has some 5,000
+
+
+@contextmanager
+def about(what: Path | str) -> Iterator[None]:
+    """What is raised about a layer names this file and the line, too; too little memory is an `EngineError`."""
+    try:
+        yield
+    except EngineError as error:
+        named = _NAMED.match(str(error))
+        if named is None:
+            raise
+        line = line_of_layer(str(what), named[1])
+        raise EngineError(f"{what}{line}: {error}") from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RecursionError):
+            raise EngineError(
+                f"{what}: has brackets within brackets without end: correct them"
+            ) from None
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        raise EngineError(
+            f"{what} needs more memory than there is: free some, give a smaller batch, or give another file"
+        ) from None
 
 
 def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
@@ -24,6 +55,8 @@ def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
     path = Path(path)
     net = caffe_schema().NetParameter()
     read_text(path, net, left_out)
+    if not 0 < (layers := len(net.layer) + len(net.layers)) <= MOST_LAYERS:
+        raise SolverError(f"{path}: has {layers:,} layers: give a net with 1 to {MOST_LAYERS:,}")
     upgrade_net(net, str(path))
     return net
 

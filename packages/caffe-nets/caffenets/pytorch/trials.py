@@ -12,8 +12,10 @@ import torch
 from caffenets.deploy import Deploy
 from caffenets.export.trials import Arrays, Computed
 from caffenets.onnx_session import opened
+from caffenets.pytorch.graph import NetGraph
+from caffenets.pytorch.layer import LayerContext
 from caffenets.pytorch.layers.prior_box import PriorBox
-from caffenets.pytorch.module import CaffeModule
+from caffenets.pytorch.module import CaffeModule, check_memory
 
 
 class TrialsHere:
@@ -67,6 +69,11 @@ class TrialsHere:
         module = module_in(file)
         with torch.no_grad():
             return [on_module(module, one, names) for one in inputs]
+
+
+def check_computable(net: Any) -> None:
+    """Raises `EngineError` for a deploy net that is not to be computed here, before anything is."""
+    check_memory(NetGraph(net, "TEST", LayerContext("TEST")))
 
 
 def save_state_dict(file: Path, values: Arrays, owners: Mapping[str, str]) -> None:
