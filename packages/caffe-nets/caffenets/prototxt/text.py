@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,9 +22,8 @@ _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"'
 _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
 _NUMBER: Final = re.compile(r": (?:Value out of range|Couldn't parse integer): (-?[\w.+-]+)$")
 _ITS_FIELD: Final = re.compile(r"(\w{1,100})\s{0,100}:\s{0,100}\Z")
-_MOST_PARSED_BYTES: Final = (
-    100 << 20
-)  # by all passes that fields of other Caffes need; some seconds
+_MOST_PARSED_BYTES: Final = 50 << 20  # by all passes over unknown fields: some seconds
+_PASS_BYTES: Final = 20_000  # in whose time a sentence is made about a field
 _TYPO: Final = 0.76  # of difflib, from 0 to 1; below it words have little in common
 _TAKE_OUT: Final = ": take it out (--ignore-unknown leaves such fields out)"
 _INTEGERS: Final = {
@@ -56,12 +56,15 @@ def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> No
     try:
         text = caffes_text(path)
     except OSError as error:
+        remedy = "correct the path or its permissions"
+        if error.errno == errno.EFBIG:
+            remedy = "give the text of a net, without its weights"
         raise SolverError(
-            f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
+            f"{path}: cannot be read ({error.strerror or error}): {remedy}"
         ) from error
     parsed = 0
     while True:
-        parsed += len(text)
+        parsed += len(text) // 2 + _PASS_BYTES  # up to the field, on average
         try:
             text_format.Parse(text, message)
             return
