@@ -33,7 +33,7 @@ def about(what: Path | str) -> Iterator[None]:
         named = _NAMED.match(str(error))
         if named is None:
             raise
-        line = line_of_layer(str(what), named[1])
+        line = line_of_layer(str(what), named[1]) if named[1] is not None else ""
         raise EngineError(f"{what}{line}: {error}") from None
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RecursionError):
@@ -55,7 +55,8 @@ def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
     path = Path(path)
     net = caffe_schema().NetParameter()
     read_text(path, net, left_out)
-    if not 0 < (layers := len(net.layer) + len(net.layers)) <= MOST_LAYERS:
+    layers = len(net.layer) + len(net.layers)
+    if layers > MOST_LAYERS or not (layers or net.input):
         raise SolverError(f"{path}: has {layers:,} layers: give a net with 1 to {MOST_LAYERS:,}")
     upgrade_net(net, str(path))
     return net

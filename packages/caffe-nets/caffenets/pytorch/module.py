@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from caffenets.costs import BYTES
 from caffenets.deploy import Deploy
 from caffenets.errors import ConfigError, EngineError
 from caffenets.files import free_memory
@@ -19,6 +18,7 @@ from caffenets.pytorch.layer import Layer, LayerContext, Shape
 from caffenets.pytorch.layer_params import check_shared, first_values, param_name
 from caffenets.pytorch.layers.inputs import Input
 from caffenets.weight_files.caffemodel import matched, read_model
+from caffenets.weight_files.stored import FLOAT32
 
 
 def check_memory(graph: NetGraph) -> None:
@@ -29,7 +29,7 @@ def check_memory(graph: NetGraph) -> None:
         alive += sum(prod(graph.all_shapes[number]) for number in wired.tops)
         most = max(most, alive)
         alive -= sum(prod(graph.all_shapes[number]) for number in wired.used_up)
-    needed, free = BYTES * (parameters + most), free_memory()
+    needed, free = FLOAT32.itemsize * (parameters + most), free_memory()
     if needed > free:
         raise EngineError(
             f"the net needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free: give a smaller batch, "
