@@ -9,10 +9,11 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from caffenets.export.layer_export import Values, exporters
 from caffenets.export.layered import Layered, draw_inputs, layered
-from caffenets.export.steps import Shape, identifiers
 from caffenets.files import written_whole
+from caffenets.forms.steps import Shape, identifiers
+from caffenets.layer import Values
+from caffenets.layers import LAYERS
 from caffenets.weight_files.caffemodel import write_model
 from caffenets.weight_files.onnx import read_initializers
 from caffenets.weight_files.state_dict import read_state_dict
@@ -157,7 +158,7 @@ def _shapes_by_layer(net: Any, stored: Mapping[str, Stored]) -> dict[str, list[S
     names = identifiers(str(layer.name) for layer in net.layer)
     found = {}
     for layer in net.layer:
-        kind = exporters().get(layer.type)
+        kind = LAYERS.get(layer.type)
         first = "" if kind is None else f"{names[layer.name]}.{kind.blob_names[0]}"
         if first in stored:
             found[str(layer.name)] = [stored[first].shape]

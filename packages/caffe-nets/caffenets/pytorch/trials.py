@@ -13,10 +13,10 @@ import torch
 
 from caffenets.deploy import Deploy
 from caffenets.export.trials import Arrays, Computed
+from caffenets.graph import NetGraph
+from caffenets.layer import LayerContext
+from caffenets.layers.prior_box import PriorBox
 from caffenets.onnx_session import opened
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import LayerContext
-from caffenets.pytorch.layers.prior_box import PriorBox
 from caffenets.pytorch.module import CaffeModule, check_memory
 
 
