@@ -58,10 +58,8 @@ def main(words: Sequence[str] | None = None) -> None:
     except OSError as error:  # of the standard output, or of the folder for scratch
         sys.stdout = None
         place = f"{error.filename} " if error.filename else ""
-        print(
-            f"caffenets: {place}cannot be written: {error.strerror or error}; make room",
-            file=sys.stderr,
-        )
+        text = f"{place}cannot be written: {error.strerror or error}; make room"
+        print(f"caffenets: {text}", file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(2)

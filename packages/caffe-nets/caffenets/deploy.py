@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, is_data_layer
 from caffenets.errors import SolverError
+from caffenets.prototxt.text import did_you_mean, line_of_layer
 from caffenets.weight_files.stored import Shape
 
 # What a loss computes of its first bottom before it compares: the layer, and where the loss has its axis.
@@ -52,14 +53,16 @@ def deploy_of(
     needed = _needed(kept, wanted)
     made = type(net)(name=net.name)
     deploy = Deploy(made, notes=notes)
-    made_names: set[str] = set()
+    made_names, sources = set[str](), any(map(is_source, kept))
     for layer in kept:
         if not needed.intersection(layer.top):
             continue
-        if lacks := [name for name in layer.bottom if name not in made_names]:
+        lacks = [name for name in layer.bottom if name not in made_names] if sources else []
+        if lacks:
+            line, hint = line_of_layer(origin, layer.name), did_you_mean(lacks[0], made_names)
             raise SolverError(
-                f"{origin}: layer {layer.name!r} ({layer.type}) reads {lacks[0]!r}, which no layer before it makes: "
-                "correct bottom"
+                f"{origin}{line}: layer {layer.name!r} reads {lacks[0]!r}, which no earlier layer makes"
+                f"{hint or ': correct it'}"
             )
         made_names.update(layer.top)
         if not is_source(layer):
@@ -68,11 +71,9 @@ def deploy_of(
         tops = [str(top) for top in layer.top if top in needed]
         if layer.type == "Input":
             spread = _spread(layer)
-            if len(spread) != len(layer.top):
-                raise SolverError(
-                    f"{origin}: layer {layer.name!r} (Input) has {len(spread)} shapes and {len(layer.top)} tops: give "
-                    "one for each"
-                )
+            if len(spread) > len(layer.top):
+                text = f"has {len(spread)} shapes and {len(layer.top)} tops: give one for each"
+                raise SolverError(f"{origin}: layer {layer.name!r} (Input) {text}")
             sizes = {top: tuple(one.dim) for top, one in zip(layer.top, spread, strict=True)}
             shapes: Mapping[str, Shape] = {top: sizes[top] for top in tops}
         else:

@@ -123,13 +123,10 @@ class NetGraph:
             )
         detached = frozenset(at for at, given in enumerate(param.propagate_down) if not given)
         shapes = layer.setup([self._shapes[number] for number in bottoms])
-        for what, shape in [("top", one) for one in shapes] + [
-            ("blob", one.shape) for one in layer.blobs
-        ]:
-            # Caffe: blob.cpp, Reshape
+        for shape in (*shapes, *(one.shape for one in layer.blobs)):  # Caffe: blob.cpp, Reshape
             if len(shape) > MOST_AXES or min(shape, default=0) < 0 or prod(shape) > MOST_VALUES:
                 raise layer.refuse(
-                    f"has a {what} of {shape_text(tuple(shape))[:200]}, but Caffe's hold at most {MOST_VALUES:,} "
+                    f"has a blob of {shape_text(tuple(shape))[:200]}, but Caffe's hold at most {MOST_VALUES:,} "
                     f"values along {MOST_AXES} axes: correct its sizes"
                 )
         first = len(self._shapes)

@@ -23,9 +23,8 @@ from caffenets.prototxt.text import line_of_layer, read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
 from caffenets.weight_files.stored import Shape
 
-_NAMED: Final = re.compile(
-    r"(?:layer '([^']*)'|the net) "
-)  # how sentences of PyTorch's layers begin
+# How sentences about layers begin.
+_NAMED: Final = re.compile(r"(?:layer '([^']*)'|the net) ")
 MOST_LAYERS: Final = 20_000  # a ResNet of 1,001 has some 5,000
 
 
@@ -38,18 +37,15 @@ def about(what: Path | str) -> Iterator[None]:
         named = _NAMED.match(str(error))
         if named is None:
             raise
-        line = line_of_layer(str(what), named[1]) if named[1] is not None else ""
+        line = line_of_layer(str(what), named[1]) if named[1] else ""
         raise EngineError(f"{what}{line}: {error}") from None
+    except RecursionError:
+        raise EngineError(f"{what} has too many brackets within brackets: correct them") from None
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RecursionError):
-            raise EngineError(
-                f"{what}: has brackets within brackets without end: correct them"
-            ) from None
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
-        raise EngineError(
-            f"{what} needs more memory than there is: free some, give a smaller batch, or give another file"
-        ) from None
+        text = "needs more memory than there is: free some, or give a smaller batch or another file"
+        raise EngineError(f"{what} {text}") from None
 
 
 def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:

@@ -36,9 +36,8 @@ def _arrays(path: Path) -> dict[str, Stored]:
         begin = file.peek(2)[:2]
         if begin == b"PK" and is_npz(file):
             return read_npz(path)
-    if (
-        begin == b"PK" or b"\x80\2" <= begin <= b"\x80\5"
-    ):  # an archive, or the pickle of PyTorch before 1.6
+    # An archive, or a pickle, as PyTorch wrote before 1.6.
+    if begin == b"PK" or b"\x80\2" <= begin <= b"\x80\5":
         return read_state_dict(path)
     return {
         f"{layer.name}/{index}": blob

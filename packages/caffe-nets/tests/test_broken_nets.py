@@ -51,7 +51,7 @@ HELD = "Caffe's hold at most 2,147,483,647 values"
 NETS: dict[str, tuple[str, str]] = {
     "2e9 outputs": (
         conv("num_output: 2000000000 kernel_size: 3"),
-        f", line 2: layer 'x' (Convolution) has a top of 1 x 2000000000 x 6 x 6, but {HELD}",
+        f", line 2: layer 'x' (Convolution) has a blob of 1 x 2000000000 x 6 x 6, but {HELD}",
     ),
     "a kernel of 2^32": (conv("num_output: 4 kernel_size: 4294967295 pad: 4294967295"), HELD),
     "a pad of 2^31": (conv("num_output: 4 kernel_size: 3 pad: 2147483647"), HELD),
@@ -189,14 +189,14 @@ NETS: dict[str, tuple[str, str]] = {
     "a loss of nothing": (layer("SoftmaxWithLoss", "", "", "x"), "has no input"),
     "a missing bottom": (
         of("ReLU", "", bottom="nope"),
-        "layer 'x' (ReLU) reads 'nope', which no layer before it makes: correct bottom",
+        "line 2: layer 'x' reads 'nope', which no earlier layer makes: correct it",
     ),
     "a later bottom": (
         IMAGES
         + layer("Eltwise", "", "data y")
         + layer("ReLU", "", "x", "y")
         + layer("ReLU", "", "y", "z"),
-        "layer 'x' (Eltwise) reads 'y'",
+        "layer 'x' reads 'y', which no earlier layer makes",
     ),
     "one top twice": (
         of("ReLU", "") + layer("ReLU"),
@@ -214,7 +214,7 @@ NETS: dict[str, tuple[str, str]] = {
         of("Python", 'python_param { module: "os" layer: "system" }'),
         "runs code that was written for pycaffe's blobs",
     ),
-    "deep YAML": (python("[" * 2000), "has brackets within brackets without end"),
+    "deep YAML": (python("[" * 2000), "has too many brackets within brackets"),
     "a number too large": (
         conv("num_output: 99999999999999999999 kernel_size: 3"),
         "num_output is 99999999999999999999, but num_output holds 0 to 4294967295",

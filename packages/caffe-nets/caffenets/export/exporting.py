@@ -260,13 +260,9 @@ def _tried(
 ) -> list[_Try]:
     drawn = []
     for net in nets:
-        if (
-            sum(prod(shape.dim) for one in net.layer for shape in one.input_param.shape)
-            > MOST_VALUES
-        ):
-            raise SolverError(
-                f"the inputs have more than {MOST_VALUES:,} values: give smaller ones by --shape"
-            )
+        values = sum(prod(shape.dim) for one in net.layer for shape in one.input_param.shape)
+        if values > MOST_VALUES:
+            raise SolverError(f"the inputs have {values:,} values: give smaller ones by --shape")
         rng = np.random.default_rng(_SEED)
         records = draw_inputs(net, rng)
         pixels = {name: rng.integers(0, 256, records[name].shape) for name in before}

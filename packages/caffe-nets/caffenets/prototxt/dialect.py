@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(
 _NAMES: Final = re.compile(r"\s*[:{<]")  # what follows the name of a field
 _SCALAR: Final = re.compile(r"\w+\s*:\s*([A-Za-z0-9_.+-]+)")
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-_MOST_BACKSLASHES: Final = 200
+_MOST_BACKSLASHES: Final = 200  # protobuf takes time by the square of their number
 _ESCAPED: Final = "abfnrtv\\?'\"01234567xX"
 _NOT_UTF8: Final = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes a byte
 
@@ -130,9 +130,7 @@ def _refused(kind: str, token: str) -> str:
         return "'+' before a number is not read by Caffe: leave it out"
     if kind == "string" and _NOT_UTF8.search(token):
         return "the text in quotes is not in UTF-8: save the file as UTF-8"
-    if (
-        kind == "string" and "\\" * _MOST_BACKSLASHES in token
-    ):  # protobuf's reader takes the square of their number
+    if kind == "string" and "\\" * _MOST_BACKSLASHES in token:
         return f"has {_MOST_BACKSLASHES} backslashes beside each other: leave them out"
     for escape in _ESCAPE.finditer(token) if kind == "string" else ():
         if len(escape[1]) == 1 and escape[1] not in _ESCAPED:

@@ -74,9 +74,7 @@ def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> No
             if place is None or unknown is None:
                 raise SolverError(explained) from error
             if parsed > _MOST_PARSED_BYTES:
-                raise SolverError(
-                    f"{explained}; so are more fields than can be left out"
-                ) from error
+                raise SolverError(f"{explained}; so are too many fields") from error
             line, column = int(place[1]), int(place[2])
             named = unknown[1].rpartition(".")[2], unknown[2]
             said = in_bvlcs_words(*named, value_of_field(text, line, column))
