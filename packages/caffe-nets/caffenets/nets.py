@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,20 @@ def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
 
 
 def read_deploy(
-    path: Path | str, given: Mapping[str, Shape] | None = None, left_out: list[str] | None = None
+    path: Path | str,
+    given: Mapping[str, Shape] | None = None,
+    left_out: list[str] | None = None,
+    blobs: Mapping[str, Sequence[Shape]] | None = None,
 ) -> Deploy:
     """The deploy net of a train or test net, or the net itself if it is one; `given` are shapes of inputs by name.
 
-    Raises `SolverError`, also where the shape of an input has to be given.
+    `blobs`, the shapes of the weights by layers, tell the sizes of others. Raises `SolverError`, also where the shape
+    of an input has to be given.
     """
     net = read_net(path, left_out)
     test, train = (filter_net(net, phase, None, str(path)) for phase in (1, 0))
-    return deployed(
-        train if is_whole(train) and not is_whole(test) else test, str(path), given or {}
-    )
+    net = train if is_whole(train) and not is_whole(test) else test
+    return deployed(net, str(path), given or {}, blobs=blobs)
 
 
 def net_differences(first: Any, second: Any) -> Iterator[str]:

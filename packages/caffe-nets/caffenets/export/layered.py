@@ -166,6 +166,7 @@ def layered(
     for layer in net.layer:
         if layer.type == "Input":
             inputs.update((str(top), dims[top]) for top in layer.top)
+        if layer.type in ("Input", "Silence"):
             continue
         kind = known.get(layer.type)
         if kind is None:

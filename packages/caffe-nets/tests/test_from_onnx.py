@@ -1,0 +1,168 @@
+"""Nets of ONNX become nets of plain Caffe layers that compute the same, or each node that cannot is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import caffenets
+from caffenets.errors import NetError
+from caffenets.export.differences import difference
+from caffenets.from_onnx.importing import import_net
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.torch
+
+# Those of BVLC's Caffe 1.0 of 2017
+PLAIN = set(
+    """AbsVal BatchNorm Bias BNLL Concat Convolution Deconvolution ELU Eltwise Exp Flatten InnerProduct Input Log LRN
+    Pooling Power PReLU ReLU Reduction Reshape Scale Sigmoid Silence Slice Softmax TanH Tile""".split()  # noqa: SIM905
+)
+Shape = tuple[int, ...]
+IMAGE: Shape = (3, 4, 9, 8)  # three records
+Weights = Mapping[str, Any]
+
+
+def save(
+    file: Path,
+    nodes: str,
+    weights: Weights,
+    dims: Sequence[int | str | None] = ("batch", *IMAGE[1:]),
+    opset: int = 17,
+    outputs: Sequence[str] = ("y",),
+) -> Path:
+    """An ONNX file of these nodes, one a line; a tuple of `weights` is the shape of random ones, a list whole numbers."""
+    rng, held = np.random.default_rng(2), []
+    for name, given in weights.items():
+        if isinstance(given, tuple):
+            values = rng.uniform(0.5, 1.5, given).astype(np.float32)
+            values *= rng.choice([-1, 1], given) if name in "wb" else 1
+        else:
+            values = np.array(given, np.float32 if isinstance(given, float) else None)
+        held.append(onnx.numpy_helper.from_array(values, name))
+    made = [onnx.parser.parse_node(line) for line in nodes.strip().splitlines()]
+    of = onnx.helper.make_tensor_value_info
+    ends = [of(name, 1, None) for name in outputs]
+    graph = onnx.helper.make_graph(made, "net", [of("x", 1, dims)], ends, held)
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    file.write_bytes(model.SerializeToString())
+    return file
+
+
+def take(file: Path, scratch: Path, **given: Shape) -> list[str]:
+    return list(import_net(file, file.with_suffix(".prototxt"), given, "not compared", scratch))
+
+
+def types_of(net: Path) -> list[str]:
+    return [str(layer.type) for layer in caffenets.read_net(net).layer]
+
+
+def apart(file: Path, shape: Shape) -> float:
+    """How far the imported net is from ONNX Runtime, in its largest output."""
+    import torch
+
+    record = np.random.default_rng(3).standard_normal(shape, np.float32)
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    theirs = dict(zip(names, session.run(names, {"x": record}), strict=True))
+    module = caffenets.load(file.with_suffix(".prototxt"), file.with_suffix(".caffemodel"))
+    with torch.no_grad():
+        ours = {name: one.numpy() for name, one in module(torch.from_numpy(record)).items()}
+    assert ours.keys() == theirs.keys()
+    return difference(ours, theirs, "net", "ONNX Runtime")
+
+
+C: Shape = (4, 1, 1)
+CASES: dict[str, tuple[Any, ...]] = {
+    "conv": ("y = Conv<pads=[1,2,1,2], strides=[2,1], dilations=[1,2]>(x, w, b)", {"w": (6, 4, 3, 3), "b": (6,)}),
+    "conv groups": ("y = Conv<group=2>(x, w)", {"w": (6, 2, 3, 2)}),
+    "conv one-sided": ("y = Conv<pads=[0,2,1,0], strides=[2,1]>(x, w, b)", {"w": (6, 4, 3, 3), "b": (6,)}),
+    "conv one-sided, dilated": ("y = Conv<pads=[0,3,2,0], dilations=[2,2]>(x, w)", {"w": (6, 4, 3, 3)}),
+    "conv same upper": ('y = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)', {"w": (6, 4, 3, 3)}),
+    "conv same lower": ('y = Conv<auto_pad="SAME_LOWER">(x, w)', {"w": (6, 4, 2, 4)}),
+    "conv valid": ('y = Conv<auto_pad="VALID">(x, w)', {"w": (6, 4, 2, 4)}),
+    "conv 1-d": ("y = Conv<pads=[1,0], strides=[2]>(x, w, b)", {"w": (6, 4, 3), "b": (6,)}, (3, 4, 9)),
+    "deconv": ("y = ConvTranspose<pads=[1,1,1,1], strides=[2,2]>(x, w, b)", {"w": (4, 6, 4, 4), "b": (6,)}),
+    "deconv one-sided": (
+        "y = ConvTranspose<pads=[0,1,1,0], strides=[3,2], output_padding=[1,1], group=2>(x, w)", {"w": (4, 3, 3, 4)}
+    ),
+    "deconv dilated": (
+        "y = ConvTranspose<pads=[0,1,1,0], strides=[2,2], dilations=[2,3], output_padding=[1,0]>(x, w)",
+        {"w": (4, 3, 3, 2)},
+    ),
+    "batch norm": (
+        "y = BatchNormalization<epsilon=0.01>(x, s, b, m, v)", {"s": (4,), "b": (4,), "m": (4,), "v": (4,)}
+    ),
+    "activations": ("a = Relu(x)\nb = Tanh(a)\nc = Sigmoid(b)\nd = Neg(c)\ne = Elu<alpha=0.5>(d)\ny = Exp(e)", {}),
+    "leaky": ("y = LeakyRelu<alpha=0.2>(x)", {}), "prelu": ("y = PRelu(x, s)", {"s": C}),
+    "prelu shared": ("y = PRelu(x, s)", {"s": (1,)}), "softplus": ("y = Softplus(x)", {}),
+    "log": ("a = Abs(x)\nb = Add(a, o)\nc = Log(b)\nd = Sqrt(b)\ne = Reciprocal(d)\ny = Sum(c, d, e)", {"o": 1.0}),
+    "clip": ("y = Clip(x, l, h)", {"l": -0.5, "h": 0.75}), "relu6": ("y = Clip(x, l, h)", {"l": 0.0, "h": 1.0}),
+    "clip below": ("y = Clip(x, l)", {"l": -0.5}), "clip above": ("y = Clip(x, , h)", {"h": 0.5}),
+    "clip of opset 6": ("y = Clip<min=-0.25, max=0.5>(x)", {}, IMAGE, 6),
+    "hard": ("a = HardSigmoid<alpha=0.3>(x)\nb = HardSwish(a)\ny = Add(a, b)", {}),
+    "max pool": ("y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", {}),
+    "max pool up": ("y = MaxPool<kernel_shape=[2,3], strides=[2,2], ceil_mode=1>(x)", {}),
+    "max pool same": ('y = MaxPool<kernel_shape=[2,2], auto_pad="SAME_UPPER">(x)', {}),
+    "max pool end": ("y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[0,0,1,1]>(x)", {}),
+    "max pool 1-d": ("y = MaxPool<kernel_shape=[3], strides=[2], pads=[1,1]>(x)", {}, (3, 4, 9)),
+    "average": ("y = AveragePool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", {}),
+    "average with pads": (
+        "y = AveragePool<kernel_shape=[3,3], strides=[1,2], pads=[1,1,1,1], count_include_pad=1>(x)", {}
+    ),
+    "average one-sided": ("y = AveragePool<kernel_shape=[3,2], strides=[2,1], pads=[0,0,1,1]>(x)", {}),
+    "average up": ("y = AveragePool<kernel_shape=[2,3], strides=[2,3], ceil_mode=1>(x)", {}),
+    "global": ("a = GlobalAveragePool(x)\nb = GlobalMaxPool(x)\ny = Concat<axis=1>(a, b)", {}),
+    "global 1-d": ("y = GlobalAveragePool(x)", {}, (3, 4, 9)),
+    "means": ("a = ReduceMean<axes=[2,3], keepdims=0>(x)\nb = ReduceMean<axes=[-1], keepdims=0>(x)\n"
+              "c = ReduceMax<axes=[2,3], keepdims=0>(x)\nd = Flatten(b)\ny = Concat<axis=1>(a, c, d)", {}),
+    "sum of opset 13": ("y = ReduceSum(x, a)", {"a": [1, 2, 3]}),
+    "gemm": ("a = Flatten(x)\ny = Gemm<transB=1, alpha=0.5>(a, w, b)", {"w": (5, 288), "b": (5,)}),
+    "matmul": ("a = MatMul(x, w)\ny = Add(a, b)", {"w": (8, 5), "b": (5,)}),
+    "shapes": ("s = Shape(x)\nn = Gather(s, z)\nu = Unsqueeze(n, z1)\nc = Concat<axis=0>(u, m)\na = Reshape(x, c)\n"
+               "y = Gemm(a, w)", {"z": np.int64(0), "z1": [0], "m": [-1], "w": (288, 2)}),
+    "squeeze": ("a = GlobalAveragePool(x)\nb = Squeeze(a, e)\nc = Unsqueeze(b, f)\ny = Mul(c, x)", {"e": [2, 3], "f": [2, 3]}),
+    "arithmetic": ("a = Mul(x, c)\nb = Add(a, d)\ne = Sub(x, b)\nf = Sub(o, e)\ng = Div(f, c)\ny = Pow(g, p)",
+                   {"c": C, "d": (8,), "o": 2.0, "p": 2.0}),
+    "two blobs": ("a = Relu(x)\nb = Mul(x, a)\nc = Max(b, x)\nd = Sub(c, a)\ny = Min(d, x)", {}),
+    "three of one shape": ("a = Relu(x)\nb = Neg(x)\nc = Sum(a, b, x)\ny = Max(c, b, x)", {}),
+    "max with constants": ("a = Max(x, c)\ny = Min(a, h)", {"c": C, "h": 1.25}),
+    "divided": ("a = Exp(x)\nb = ReduceSum(a, e)\ny = Div(a, b)", {"e": [1, 2, 3]}),
+    "stretched": ("a = Slice(x, s, t, e)\nb = Mul(x, a)\nc = Slice(x, s, t, f)\ny = Add(b, c)",
+                  {"s": [1], "t": [2], "e": [1], "f": [3]}),
+    "softmax": ("a = Flatten(x)\ny = Softmax(a)", {}), "softmax of channels": ("y = Softmax<axis=1>(x)", {}),
+    "softmax of opset 11": ("y = Softmax(x)", {}, IMAGE, 11), "log softmax": ("y = LogSoftmax<axis=1>(x)", {}),
+    "lrn": ("y = LRN<size=3, alpha=0.1, beta=0.5, bias=2.0>(x)", {}),
+    "split": ("a, b = Split<axis=1>(x, s)\nc = Relu(a)\nd = Neg(b)\ny = Concat<axis=1>(d, c)", {"s": [1, 3]}),
+    "slice": ("y = Slice(x, s, e, a, t)", {"s": [1, -7, 0], "e": [9223372036854775807, -1, 3], "a": [2, 3, 1], "t": [2, 3, 1]}),
+    "gather": ("y = Gather<axis=1>(x, i)", {"i": [2]}),
+    "pad before conv": ("a = Pad(x, p)\ny = Conv<pads=[1,0,0,0]>(a, w)", {"p": [0, 0, 1, 2, 0, 0, 0, 1], "w": (6, 4, 3, 3)}),
+    "pad": ("a = Pad(x, p)\ny = MaxPool<kernel_shape=[3,3]>(a)", {"p": [0, 0, 0, 2, 0, 0, 1, 1]}),
+    "pad that cuts": ("y = Pad(x, p)", {"p": [0, 0, -1, 2, 0, 0, 0, -3]}),
+    "transpose": ("a = Reshape(x, s)\nb = Transpose<perm=[0,2,1,3,4]>(a)\ny = Reshape(b, t)",
+                  {"s": [0, 2, 2, 9, 8], "t": [0, 4, 9, 8]}),
+    "channels last": ("y = Transpose<perm=[0,2,3,1]>(x)", {}),
+    "resize": ('y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , s)',
+               {"s": np.array([1, 1, 2, 3], np.float32)}),
+    "in place": ("a = Conv(x, w)\nb = Relu(a)\nc = Clip(b, l, h)\nd = Add(c, a)\ny = Relu(d)",
+                 {"w": (4, 4, 1, 1), "l": 0.0, "h": 1.0}),
+    "aliases": ("a = Relu(x)\nb = Identity(a)\nc = Dropout(b)\ny = Identity(c)", {}),
+    "input as output": ("y = Identity(x)", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_node_computes_as_in_onnx(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    nodes, weights, shape, opset = (*case, *(IMAGE, 17)[len(case) - 2 :])
+    file = save(tmp_path / "net.onnx", nodes, weights, ("batch", *shape[1:]), opset)
+    take(file, tmp_path)
+    assert set(types_of(file.with_suffix(".prototxt"))) <= PLAIN
+    assert apart(file, shape) <= 1e-5
