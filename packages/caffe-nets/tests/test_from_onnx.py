@@ -37,7 +37,7 @@ def save(
     opset: int = 17,
     outputs: Sequence[str] = ("y",),
 ) -> Path:
-    """An ONNX file of these nodes, one a line; a tuple of `weights` is the shape of random ones, a list whole numbers."""
+    """An ONNX file of these nodes, one a line; of `weights` a tuple is the shape of random ones."""
     rng, held = np.random.default_rng(2), []
     for name, given in weights.items():
         if isinstance(given, tuple):
@@ -50,7 +50,7 @@ def save(
     of = onnx.helper.make_tensor_value_info
     ends = [of(name, 1, None) for name in outputs]
     graph = onnx.helper.make_graph(made, "net", [of("x", 1, dims)], ends, held)
-    opsets = [onnx.helper.make_opsetid("", opset)]
+    opsets = [onnx.helper.make_opsetid(*one) for one in (("", opset), ("com.acme", 1))]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
     file.write_bytes(model.SerializeToString())
     return file
@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "log": ("a = Abs(x)\nb = Add(a, o)\nc = Log(b)\nd = Sqrt(b)\ne = Reciprocal(d)\ny = Sum(c, d, e)", {"o": 1.0}),
     "clip": ("y = Clip(x, l, h)", {"l": -0.5, "h": 0.75}), "relu6": ("y = Clip(x, l, h)", {"l": 0.0, "h": 1.0}),
     "clip below": ("y = Clip(x, l)", {"l": -0.5}), "clip above": ("y = Clip(x, , h)", {"h": 0.5}),
-    "clip of opset 6": ("y = Clip<min=-0.25, max=0.5>(x)", {}, IMAGE, 6),
+    "clip of opset 6": ("y = Clip<min=-0.25, max=0.5>(x)", {}, IMAGE, 10),
     "hard": ("a = HardSigmoid<alpha=0.3>(x)\nb = HardSwish(a)\ny = Add(a, b)", {}),
     "max pool": ("y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", {}),
     "max pool up": ("y = MaxPool<kernel_shape=[2,3], strides=[2,2], ceil_mode=1>(x)", {}),
@@ -121,14 +121,15 @@ CASES: dict[str, tuple[Any, ...]] = {
     "average up": ("y = AveragePool<kernel_shape=[2,3], strides=[2,3], ceil_mode=1>(x)", {}),
     "global": ("a = GlobalAveragePool(x)\nb = GlobalMaxPool(x)\ny = Concat<axis=1>(a, b)", {}),
     "global 1-d": ("y = GlobalAveragePool(x)", {}, (3, 4, 9)),
-    "means": ("a = ReduceMean<axes=[2,3], keepdims=0>(x)\nb = ReduceMean<axes=[-1], keepdims=0>(x)\n"
-              "c = ReduceMax<axes=[2,3], keepdims=0>(x)\nd = Flatten(b)\ny = Concat<axis=1>(a, c, d)", {}),
+    "means": (("a = ReduceMean<axes=[2,3], keepdims=0>(x)\nb = ReduceMean<axes=[-1], keepdims=0>(x)\n"
+              "c = ReduceMax<axes=[2,3], keepdims=0>(x)\nd = Flatten(b)\ny = Concat<axis=1>(a, c, d)"), {}),
     "sum of opset 13": ("y = ReduceSum(x, a)", {"a": [1, 2, 3]}),
     "gemm": ("a = Flatten(x)\ny = Gemm<transB=1, alpha=0.5>(a, w, b)", {"w": (5, 288), "b": (5,)}),
     "matmul": ("a = MatMul(x, w)\ny = Add(a, b)", {"w": (8, 5), "b": (5,)}),
-    "shapes": ("s = Shape(x)\nn = Gather(s, z)\nu = Unsqueeze(n, z1)\nc = Concat<axis=0>(u, m)\na = Reshape(x, c)\n"
-               "y = Gemm(a, w)", {"z": np.int64(0), "z1": [0], "m": [-1], "w": (288, 2)}),
-    "squeeze": ("a = GlobalAveragePool(x)\nb = Squeeze(a, e)\nc = Unsqueeze(b, f)\ny = Mul(c, x)", {"e": [2, 3], "f": [2, 3]}),
+    "shapes": (("s = Shape(x)\nn = Gather(s, z)\nu = Unsqueeze(n, z1)\nc = Concat<axis=0>(u, m)\na = Reshape(x, c)\n"
+               "y = Gemm(a, w)"), {"z": np.int64(0), "z1": [0], "m": [-1], "w": (288, 2)}),
+    "squeeze": ("a = GlobalAveragePool(x)\nb = Squeeze(a, e)\nc = Unsqueeze(b, f)\ny = Mul(c, x)",
+                {"e": [2, 3], "f": [2, 3]}),
     "arithmetic": ("a = Mul(x, c)\nb = Add(a, d)\ne = Sub(x, b)\nf = Sub(o, e)\ng = Div(f, c)\ny = Pow(g, p)",
                    {"c": C, "d": (8,), "o": 2.0, "p": 2.0}),
     "two blobs": ("a = Relu(x)\nb = Mul(x, a)\nc = Max(b, x)\nd = Sub(c, a)\ny = Min(d, x)", {}),
@@ -141,9 +142,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "softmax of opset 11": ("y = Softmax(x)", {}, IMAGE, 11), "log softmax": ("y = LogSoftmax<axis=1>(x)", {}),
     "lrn": ("y = LRN<size=3, alpha=0.1, beta=0.5, bias=2.0>(x)", {}),
     "split": ("a, b = Split<axis=1>(x, s)\nc = Relu(a)\nd = Neg(b)\ny = Concat<axis=1>(d, c)", {"s": [1, 3]}),
-    "slice": ("y = Slice(x, s, e, a, t)", {"s": [1, -7, 0], "e": [9223372036854775807, -1, 3], "a": [2, 3, 1], "t": [2, 3, 1]}),
+    "slice": ("y = Slice(x, s, e, a, t)",
+              {"s": [1, -7, 0], "e": [9223372036854775807, -1, 3], "a": [2, 3, 1], "t": [2, 3, 1]}),
     "gather": ("y = Gather<axis=1>(x, i)", {"i": [2]}),
-    "pad before conv": ("a = Pad(x, p)\ny = Conv<pads=[1,0,0,0]>(a, w)", {"p": [0, 0, 1, 2, 0, 0, 0, 1], "w": (6, 4, 3, 3)}),
+    "pad before conv": ("a = Pad(x, p)\ny = Conv<pads=[1,0,0,0]>(a, w)",
+                        {"p": [0, 0, 1, 2, 0, 0, 0, 1], "w": (6, 4, 3, 3)}),
     "pad": ("a = Pad(x, p)\ny = MaxPool<kernel_shape=[3,3]>(a)", {"p": [0, 0, 0, 2, 0, 0, 1, 1]}),
     "pad that cuts": ("y = Pad(x, p)", {"p": [0, 0, -1, 2, 0, 0, 0, -3]}),
     "transpose": ("a = Reshape(x, s)\nb = Transpose<perm=[0,2,1,3,4]>(a)\ny = Reshape(b, t)",
@@ -166,3 +169,201 @@ def test_a_node_computes_as_in_onnx(name: str, tmp_path: Path) -> None:
     take(file, tmp_path)
     assert set(types_of(file.with_suffix(".prototxt"))) <= PLAIN
     assert apart(file, shape) <= 1e-5
+
+
+def test_layers_write_in_place_where_nobody_else_reads(tmp_path: Path) -> None:
+    """`a` is read twice, and a Flatten shares its memory with what it reads."""
+    nodes = "a = Conv(x, w)\nb = Relu(a)\nc = Tanh(b)\nd = Add(c, a)\ne = Flatten(d)\ny = Relu(e)\nz = Identity(y)"
+    file = save(tmp_path / "net.onnx", nodes, {"w": (4, 4, 1, 1)}, outputs=("y", "z"))
+    take(file, tmp_path)
+    layers = caffenets.read_net(file.with_suffix(".prototxt")).layer
+    made = {str(one.name): (list(one.bottom), list(one.top)) for one in layers}
+    assert made == {
+        "x": ([], ["x"]), "a": (["x"], ["a"]), "b": (["a"], ["b"]), "c": (["b"], ["b"]), "d": (["b", "a"], ["d"]),
+        "e": (["d"], ["e"]), "y": (["e"], ["y_2"]), "y_2": (["y_2"], ["y"]), "z": (["y_2"], ["z"]),
+    }  # fmt: skip
+    assert apart(file, IMAGE) <= 1e-5
+
+
+def test_places_that_are_cut_off_are_no_outputs(tmp_path: Path, run: Any) -> None:
+    file = save(tmp_path / "net.onnx", "y = Slice(x, s, e, s)", {"s": [1], "e": [3]})
+    take(file, tmp_path)
+    assert types_of(file.with_suffix(".prototxt")) == ["Input", "Slice", "Silence"]
+    assert apart(file, IMAGE) == 0.0
+    net = file.with_suffix(".prototxt")
+    assert (
+        run("export", net, file.with_suffix(".caffemodel"), "--onnx", tmp_path / "o.onnx")[0] == 0
+    )
+
+
+def test_every_node_without_layers_is_named_before_anything_is_written(
+    tmp_path: Path, run: Any
+) -> None:
+    nodes = """
+a = Erf(x)
+b = Relu(a)
+c = NonZero(b)
+d = Pad<mode="reflect">(b, p)
+e = com.acme.Fancy(d)
+y = Transpose<perm=[3,2,1,0]>(x)
+z = Det(y)"""
+    file = save(
+        tmp_path / "net.onnx", nodes, {"p": [0] * 8}, (1, 40, 40, 40), outputs=("y", "z", "e", "c")
+    )
+    model = onnx.shape_inference.infer_shapes(onnx.load(str(file)))
+    file.write_bytes(model.SerializeToString())
+    status, out, err = run("import", file, "--to", tmp_path / "net.prototxt")
+    assert (status, out) == (2, "")
+    named = re.findall(r"node '(\w)' \(([\w.]+)\) ([^:]+): (.+)", err)
+    assert [(node, op) for node, op, _, _ in named] == [
+        ("a", "Erf"), ("c", "NonZero"), ("d", "Pad"), ("e", "com.acme.Fancy"), ("y", "Transpose"), ("z", "Det"),
+    ]  # fmt: skip
+    assert [*tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "said"),
+    [
+        ("y = MaxPool<kernel_shape=[2,2], dilations=[2,2]>(x)", {}, "has dilations"),
+        ("y, i = MaxPool<kernel_shape=[2,2]>(x)\nz = Identity(i)", {}, "gives indices"),
+        ("y = ConvTranspose<output_shape=[20,20]>(x, w)", {"w": (4, 4, 2, 2)}, "give pads"),
+        ("y = Conv(x, x)", {}, "make it constant"),
+        ("y = MatMul(x, x)", {}, "make it constant"),
+        ('y = Resize<mode="linear">(x, , s)', {"s": np.array([1, 1, 2, 2], np.float32)}, "learn a ConvTranspose"),
+        ("y = LRN<size=4>(x)", {}, "odd number"),
+        ("y = Cast<to=7>(x)", {}, "leave it out"),
+        ("y = ReduceMean<axes=[1], keepdims=0>(x)", {}, "reduce these"),
+        ("y = Concat<axis=1>(x, w)", {"w": (1, 4, 9, 8)}, "no constant blob"),
+        ("y = BatchNormalization<training_mode=1>(x, w, w, w, w)", {"w": (4,)}, "export the net for inference"),
+        ("y = Identity(w)", {"w": (4,)}, "does not depend on the inputs"),
+    ],
+)  # fmt: skip
+def test_what_caffe_cannot_is_said_with_a_remedy(
+    nodes: str, weights: Weights, said: str, tmp_path: Path
+) -> None:
+    outputs = ("y", "z") if "z =" in nodes else ("y",)
+    file = save(tmp_path / "net.onnx", nodes, weights, (1, *IMAGE[1:]), outputs=outputs)
+    with pytest.raises(NetError, match=said):
+        take(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights"),
+    [
+        ("y = Conv<pads=[1099511627776,0,0,0]>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = Conv<pads=[100000000,0,0,0]>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = Conv<pads=[1]>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = Conv<strides=[0,1]>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = Conv<group=0>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = Conv(x, w)", {"w": (4, 3, 3, 3)}),
+        ("y = Conv<dilations=[100000000,1], pads=[100000000,0,99999999,0]>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = ConvTranspose<strides=[1000000,1000000]>(x, w)", {"w": (4, 4, 3, 3)}),
+        ("y = MaxPool<kernel_shape=[1000000000,1000000000], pads=[99999999,99999999,99999999,99999999]>(x)", {}),
+        ("y = MaxPool(x)", {}),
+        ("y = Conv(x, nowhere)", {}),
+        ("y = Conv(x)", {}),
+        ("y = Concat<axis=9>(x, x)", {}),
+        ("y = Reshape(x, s)", {"s": [7, -1]}),
+        ("y = Reshape(x, s)", {"s": [-9223372036854775808, 3]}),
+        ("y = Slice(x, s, s)", {"s": [5]}),
+        ("a = ConstantOfShape(s)\ny = Add(x, a)", {"s": [1 << 20, 1 << 20]}),
+        ("a = Add(w, v)\ny = Mul(x, a)", {"w": (60000, 1), "v": (1, 60000)}),
+        ("y = Add(x, w)", {"w": (1000000, 1, 1, 1, 1)}),
+        ("y = Upsample<scales=[1.0,1.0,1000000.0,1000000.0]>(x)", {}),
+        ("y = Split<axis=1>(x, s)", {"s": [1 << 62, 4 - (1 << 62)]}),
+        ("y = Gather<axis=1>(x, s)", {"s": [1, 2]}),
+        ("y = Pad(x, s)", {"s": [0, 0, 0, 0, 0, 0, -50, 0]}),
+        ("y = Pow(x)", {}),
+    ],
+)  # fmt: skip
+def test_a_damaged_net_is_refused_in_words_and_little_memory(
+    nodes: str, weights: Weights, tmp_path: Path
+) -> None:
+    import tracemalloc
+
+    file = save(tmp_path / "net.onnx", nodes, weights, (1, *IMAGE[1:]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(NetError, match=r"net\.onnx: node '[ay]' "):
+            take(file, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert not file.with_suffix(".prototxt").exists()
+
+
+def test_values_in_another_file_and_half_a_file_are_refused(tmp_path: Path, run: Any) -> None:
+    file = save(tmp_path / "net.onnx", "y = Conv(x, w)", {"w": (4, 4, 3, 3)})
+    whole = file.read_bytes()
+    out = tmp_path / "net.prototxt"
+    out.write_text("before")
+    model = onnx.load(str(file))
+    tensor = model.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(tensor, "../../etc/passwd", 0)
+    for content in (
+        model.SerializeToString(),
+        whole[: len(whole) // 2],
+        b"",
+        b"\x00" * 64,
+        whole * 2,
+    ):
+        file.write_bytes(content)
+        status, said, err = run("import", file, "--to", out)
+        assert (status, said, err.count("\n")) == (2, "", 1), err
+        assert "net.onnx" in err
+        assert (out.read_text(), (tmp_path / "net.caffemodel").exists()) == ("before", False)
+
+
+def test_sizes_that_the_file_leaves_open_are_asked_for(tmp_path: Path, run: Any) -> None:
+    file = save(tmp_path / "net.onnx", "y = Relu(x)", {}, ("batch", 4, "height", None))
+    out = tmp_path / "net.prototxt"
+    status, _, err = run("import", file, "--to", out)
+    assert (
+        status,
+        "'x' has the sizes (?, 4, ?, ?): give all of them, as in --shape x=" in err,
+    ) == (2, True)
+    assert run("import", file, "--to", out, "--shape", "x=1x3x9x8")[0] == 2
+    assert run("import", file, "--to", out, "--shape", "data=1x4x9x8")[0] == 2
+    status, said, _ = run("import", file, "--to", out, "--shape", "x=2x4x9x8")
+    assert (status, "2 layers, x (2, 4, 9, 8) -> y (2, 4, 9, 8)" in said) == (0, True)
+
+
+def test_the_command_compares_both_nets(tmp_path: Path, run: Any) -> None:
+    nodes = (
+        "a = Conv(x, w)\nb = Relu(a)\nc = GlobalAveragePool(b)\nd = Flatten(c)\ny = LogSoftmax(d)"
+    )
+    file = save(tmp_path / "net.onnx", nodes, {"w": (5, 4, 3, 3)})
+    status, out, err = run("import", file, "--to", tmp_path / "deploy.prototxt")
+    assert (status, err) == (0, "")
+    note, net, model = out.splitlines()
+    assert note.startswith("LogSoftmax is Softmax and Log")
+    assert net.endswith("deploy.prototxt: 7 layers, x (1, 4, 9, 8) -> y (1, 5)")
+    found = re.search(
+        r"deploy.caffemodel: 180 values; differs from ONNX Runtime by at most (\S+) on", model
+    )
+    assert found is not None
+    assert float(found[1]) <= 1e-5
+    for words in (("--to", "net.txt"), ("--to", "none/net.prototxt")):
+        status, out, err = run("import", file, *words)
+        assert (status, out, "--to" in err) == (2, "", True)
+
+
+@pytest.mark.parametrize("form", ["onnx", "pt", "npz"])
+def test_weights_come_back_to_the_bit(form: str, tmp_path: Path, run: Any) -> None:
+    given = save(tmp_path / "net.onnx", "a = Conv(x, w, b)\nc = Flatten(a)\ny = Gemm(c, v)", {
+        "w": (5, 4, 3, 3), "b": (5,), "v": (210, 3)
+    })  # fmt: skip
+    take(given, tmp_path)
+    net, model = given.with_suffix(".prototxt"), given.with_suffix(".caffemodel")
+    assert (
+        run("export", net, model, "--onnx", tmp_path / "o.onnx", "--torch", tmp_path / "o.py")[0]
+        == 0
+    )
+    arrays = caffenets.read_weights(tmp_path / "o.pt")
+    np.savez(tmp_path / "o.npz", **{name: one.read() for name, one in arrays.items()})
+    back = tmp_path / "back.caffemodel"
+    status, out, _ = run("import", tmp_path / f"o.{form}", "--net", net, "--to", back)
+    assert (status, "815 values in 2 layers" in out) == (0, True), out
+    before, after = caffenets.read_weights(model), caffenets.read_weights(back)
+    assert before.keys() == after.keys()
+    assert all(before[key].read().tobytes() == after[key].read().tobytes() for key in before)

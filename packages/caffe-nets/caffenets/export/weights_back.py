@@ -1,4 +1,4 @@
-"""Takes the weights of an ONNX file or of a PyTorch state dict back into a `.caffemodel` or a `.caffemodel.h5`."""
+"""Takes weights of ONNX, of a PyTorch state dict or of `.npz` back into a `.caffemodel` or a `.caffemodel.h5`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from caffenets.export.layered import Layered, draw_inputs, layered
 from caffenets.export.steps import Shape, identifiers
 from caffenets.export.trials import Trials
 from caffenets.files import written_whole
+from caffenets.weight_files.archives import read_npz
 from caffenets.weight_files.caffemodel import write_model
 from caffenets.weight_files.hdf5 import write_layers
 from caffenets.weight_files.onnx import read_initializers
+from caffenets.weight_files.state_dict import read_state_dict
 from caffenets.weight_files.stored import Stored
-from caffenets.weights import read_weights
 
 _REMEDY: Final = "give the file that was exported of this net, or one with the same names"
 
@@ -47,7 +48,11 @@ def import_weights(
     """
     check_model(model)
     is_onnx = file.suffix == ".onnx"
-    stored, notes = read_initializers(file) if is_onnx else (read_weights(file), {})
+    notes: Mapping[str, str] = {}
+    if is_onnx:
+        stored, notes = read_initializers(file)
+    else:
+        stored = read_npz(file) if file.suffix == ".npz" else read_state_dict(file)
     deploy = deploy_of(_shapes_by_layer(net, stored))
     drawn = draw_inputs(deploy.net, np.random.default_rng(1))
     (computed,) = trials.engine([(deploy.net, drawn)], None)

@@ -65,8 +65,8 @@ class _Reader:
 
     def graph(self) -> GraphFile:
         whole = self._fields(wire.Field(0, wire.DELIMITED, 0, self._size))
-        if 7 not in whole:
-            raise DamagedError("is no ONNX file, or a truncated one: it has no graph")
+        if len(whole[7]) != 1:
+            raise DamagedError("is no ONNX file, or a truncated one: it has not one graph")
         own = self._fields(whole[7][-1])
         opsets = [self._fields(one) for one in whole[8]]
         versions = [_number(one[2]) for one in opsets if self._text(one[1]) in _DOMAINS]

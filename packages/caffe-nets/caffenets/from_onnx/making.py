@@ -64,9 +64,10 @@ class Net:
         self.notes: dict[str, None] = {}
         self.layers: list[tuple[Any, list[Array]]] = []
         self.values: dict[str, Value] = dict(graph.constants)
-        self._taken = {*inputs, *graph.outputs}
+        self._named: set[str] = set()
+        self._blobs = {*inputs, *graph.outputs}
         for name, shape in inputs.items():
-            word = self._unique(f"{name}_input")
+            word = _unique(name, self._named)
             layer = caffe_schema().LayerParameter(name=word, type="Input", top=[name])
             layer.input_param.shape.add().dim.extend(shape)
             self.layers.append((layer, []))
@@ -84,12 +85,13 @@ class Net:
         """A layer that makes tops of these shapes. Raises `NoLayer` for one larger than Caffe's blobs."""
         if any(math.prod(shape) > MOST_VALUES or min(shape, default=1) < 1 for shape in shapes):
             raise NoLayer(f"makes {shapes[0]}, which no blob is: correct the sizes of the input")
-        word = self._unique(name)
-        tops = [word] if len(shapes) == 1 else [self._unique(f"{word}_{at}") for at in range(len(shapes))]  # fmt: skip
+        word = _unique(name, self._named)
+        numbers = [""] if len(shapes) == 1 else [f"_{at}" for at in range(len(shapes))]
+        tops = [_unique(f"{word}{number}", self._blobs) for number in numbers]
         layer = caffe_schema().LayerParameter(
             name=word, type=kind, bottom=[one.name for one in bottoms], top=tops, **params
         )
-        self.layers.append((layer, [np.ascontiguousarray(one, np.float32) for one in weights]))
+        self.layers.append((layer, [np.asarray(one, np.float32) for one in weights]))
         return [Blob(top, shape) for top, shape in zip(tops, shapes, strict=True)]
 
     def finished(self) -> Any:
@@ -98,13 +100,16 @@ class Net:
         What nobody reads goes to a Silence layer, or Caffe would make outputs of it.
         """
         called: dict[str, str] = {}
-        for name in self.graph.outputs:
-            node = NodeImport(self, Node("Identity", name, (name,), (name,), {}))
+        ends = {
+            name: NodeImport(self, Node("", name, (name,), (), {})) for name in self.graph.outputs
+        }
+        uses = self._uses() + Counter(node.blob(0).name for node in ends.values())
+        for name, node in ends.items():
             found = node.blob(0)
-            if found.name in called or found.name in self.graph.inputs:
-                found = node.layer("Power", found)
+            if uses[found.name] > 1 or found.name in self.graph.inputs:
+                found = node.layer("Power", found)  # of what is read, Caffe makes no output
             called[found.name] = name
-        uses = Counter(str(bottom) for layer, _ in self.layers for bottom in layer.bottom)
+        uses = self._uses()
         makers = {str(top): str(layer.type) for layer, _ in self.layers for top in layer.top}
         same: dict[str, str] = {}  # of a top that is written in place the first name
         for layer, _ in self.layers:
@@ -125,19 +130,24 @@ class Net:
             net.layer.append(layer)
         return net
 
+    def _uses(self) -> Counter[str]:
+        return Counter(str(bottom) for layer, _ in self.layers for bottom in layer.bottom)
+
     @property
     def shapes(self) -> dict[str, Shape]:
         """Of what layers make, by the names of ONNX."""
         return {name: one.shape for name, one in self.values.items() if isinstance(one, Blob)}
 
-    def _unique(self, name: str) -> str:
-        base = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "layer"
-        word, count = base, 1
-        while word in self._taken:
-            count += 1
-            word = f"{base}_{count}"
-        self._taken.add(word)
-        return word
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, without what tools of Caffe may not take and with a number if it is taken; now it is taken."""
+    base = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "layer"
+    word, count = base, 1
+    while word in taken:
+        count += 1
+        word = f"{base}_{count}"
+    taken.add(word)
+    return word
 
 
 class NodeImport:
@@ -171,6 +181,12 @@ class NodeImport:
     def option(self, name: str, usual: Any = None) -> Any:
         found = self.node.options.get(name)
         return usual if found is None else found
+
+    def axis(self, given: int, rank: int) -> int:
+        """An axis, counted from the front."""
+        if not -rank <= given < rank:
+            raise NoLayer(f"names axis {given} of {rank}: correct it")
+        return given % rank
 
     def whole(self, name: str, at: int, usual: Any = None) -> Any:
         """Whole numbers that are an attribute or, in later opsets, input `at`."""

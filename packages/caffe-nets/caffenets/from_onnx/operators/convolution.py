@@ -210,8 +210,10 @@ def _pad(node: NodeImport) -> list[Blob]:
     given = pairs(node.whole("pads", 1, []), rank if axes is None else len(axes))
     pads = [(0, 0)] * rank
     for axis, pair in zip(range(rank) if axes is None else axes, given, strict=True):
-        pads[axis] = pair
+        pads[node.axis(axis, rank)] = pair
     shape = tuple(size + sum(pair) for size, pair in zip(x.shape, pads, strict=True))
+    if min(shape) < 1 or math.prod(shape) > MOST_VALUES:
+        raise NoLayer(f"makes {shape}, which no blob is: correct the pads")
     return [Blob(x.name, shape, tuple(pads))]
 
 

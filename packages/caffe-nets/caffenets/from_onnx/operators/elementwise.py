@@ -68,7 +68,7 @@ def _prelu(node: NodeImport) -> list[Blob]:
     one = slope.size == 1
     if not one and slope.shape != (x.shape[1], *[1] * (len(x.shape) - 2)):
         raise NoLayer(f"has a slope of {slope.shape}; Caffe has one for each channel: reshape it")
-    shape = (1,) if one else (x.shape[1],)
+    shape = () if one else (x.shape[1],)
     values = slope.reshape(shape)
     return [node.layer("PReLU", x, None, [values], prelu_param={"channel_shared": one})]
 
@@ -98,7 +98,7 @@ def _lrn(node: NodeImport) -> list[Blob]:
 
 def _softmax(node: NodeImport) -> list[Blob]:
     x = node.blob(0)
-    axis = node.option("axis", -1 if node.opset >= 13 else 1) % len(x.shape)
+    axis = node.axis(node.option("axis", -1 if node.opset >= 13 else 1), len(x.shape))
     flat = x
     if node.opset < 13 and axis != len(x.shape) - 1:  # over all axes from this one on
         flat = node.reshaped(x, (*x.shape[:axis], int(np.prod(x.shape[axis:]))))

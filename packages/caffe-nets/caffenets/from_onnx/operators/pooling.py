@@ -152,7 +152,7 @@ def _reduce(operation: str) -> Callable[[NodeImport], list[Blob]]:
         axes = node.whole("axes", 1)
         if axes is None and node.option("noop_with_empty_axes", 0):
             return [x]
-        reduced = sorted(axis % rank for axis in axes or range(rank))
+        reduced = sorted(node.axis(axis, rank) for axis in axes or range(rank))
         shape = [1 if axis in reduced else size for axis, size in enumerate(x.shape)]
         if not node.option("keepdims", 1):
             shape = [size for axis, size in enumerate(x.shape) if axis not in reduced]

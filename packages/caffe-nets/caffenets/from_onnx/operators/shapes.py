@@ -50,7 +50,7 @@ def _matmul(node: NodeImport) -> list[Blob]:
 
 def _concat(node: NodeImport) -> list[Blob]:
     blobs = [node.blob(at) for at in range(len(node.node.inputs))]
-    axis = node.option("axis", 1) % len(blobs[0].shape)
+    axis = node.axis(node.option("axis", 1), len(blobs[0].shape))
     rests = {(*one.shape[:axis], *one.shape[axis + 1 :]) for one in blobs}
     if len(rests) > 1:
         raise NoLayer(f"joins blobs of {[one.shape for one in blobs]}: correct their sizes")
@@ -62,7 +62,7 @@ def _concat(node: NodeImport) -> list[Blob]:
 
 def _split(node: NodeImport) -> list[Blob]:
     x = node.blob(0)
-    axis, count = node.option("axis", 0) % len(x.shape), len(node.node.outputs)
+    axis, count = node.axis(node.option("axis", 0), len(x.shape)), len(node.node.outputs)
     each = -(-x.shape[axis] // count)
     usual = [each] * (count - 1) + [x.shape[axis] - each * (count - 1)]
     return node.cut(x, axis, node.whole("split", 1, usual))
@@ -74,7 +74,7 @@ def _slice(node: NodeImport) -> list[Blob]:
     axes = node.whole("axes", 3, list(range(len(starts))))
     steps = node.whole("steps", 4, [1] * len(starts))
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis, size = axis % len(x.shape), x.shape[axis]
+        axis, size = node.axis(axis, len(x.shape)), x.shape[axis]
         begin, stop, _ = slice(start, end, 1).indices(size)
         if step < 1 or stop <= begin:
             raise NoLayer(f"takes {start}:{end}:{step} of {size} places: take some, in their order")
@@ -93,18 +93,18 @@ def _slice(node: NodeImport) -> list[Blob]:
 
 
 def _gather(node: NodeImport) -> list[Blob]:
-    x, axis, index = node.blob(0), node.option("axis", 0), node.constant(1, "index")
-    axis %= len(x.shape)
+    x, index = node.blob(0), node.constant(1, "index")
+    axis = node.axis(node.option("axis", 0), len(x.shape))
     if index.size != 1:
         raise NoLayer("takes several places by a list, which no layer does: use Slice and Concat")
-    at = int(index.reshape(-1)[0]) % x.shape[axis]
+    at = node.axis(int(index.reshape(-1)[0]), x.shape[axis])
     shape = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
     return [node.reshaped(node.part(x, axis, at, at + 1), shape)]
 
 
 def _flatten(node: NodeImport) -> list[Blob]:
     x, axis = node.blob(0), node.option("axis", 1)
-    axis = axis + len(x.shape) if axis < 0 else axis
+    axis = axis if axis == len(node.blob(0).shape) else node.axis(axis, len(x.shape))
     return [node.reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))]
 
 
@@ -126,7 +126,7 @@ def shape_of(shape: Sequence[int], wanted: Sequence[int], zero: bool = False) ->
 def _squeeze(node: NodeImport) -> list[Blob]:
     x = node.blob(0)
     axes = node.whole("axes", 1, [at for at, size in enumerate(x.shape) if size == 1])
-    taken = {axis % len(x.shape) for axis in axes}
+    taken = {node.axis(axis, len(x.shape)) for axis in axes}
     return [node.reshaped(x, [size for at, size in enumerate(x.shape) if at not in taken])]
 
 
@@ -134,7 +134,7 @@ def _unsqueeze(node: NodeImport) -> list[Blob]:
     x, axes = node.blob(0), node.whole("axes", 1, [])
     shape = iter(x.shape)
     rank = len(x.shape) + len(axes)
-    added = {axis % rank for axis in axes}
+    added = {node.axis(axis, rank) for axis in axes}
     return [node.reshaped(x, [1 if at in added else next(shape) for at in range(rank)])]
 
 
