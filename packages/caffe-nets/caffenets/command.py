@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     back.epilog = IMPORTS
     back.formatter_class = argparse.RawDescriptionHelpFormatter
-    back.add_argument("file", type=Path, metavar="FILE", help="an .onnx file; with --net .pt or .npz, too")  # fmt: skip
+    back.add_argument("file", type=Path, metavar="FILE", help=".onnx; with --net .pt or .npz, too")
     back.add_argument(
         "--to", type=Path, required=True, metavar="OUT",
         help="OUT.prototxt, and OUT.caffemodel beside it; with --net a .caffemodel or .caffemodel.h5",
@@ -293,34 +293,27 @@ def _export(asked: argparse.Namespace) -> int:
 
 
 def _import(asked: argparse.Namespace) -> int:
-    given = given_shapes(asked.shape)
+    given, what = given_shapes(asked.shape), "a comparison with the ONNX file"
+    lack = lacking("torch", "torch", what) or lacking("onnxruntime", "onnx", what)
+    trials: Any = f"not compared: {lack}"
+    if asked.net is not None:
+        needed("torch", "torch", "an import of weights, which are tried in the net,")
+    if asked.net is not None or not lack:
+        from caffenets.pytorch.trials import TrialsHere
+
+        trials = TrialsHere()
     with TemporaryDirectory() as scratch:
-        for line in _imported(asked, given, Path(scratch)):
+        if asked.net is None:
+            lines = import_net(asked.file, asked.to, given, trials, Path(scratch))
+        else:
+            net = _net(asked.net, asked)
+            lines = import_weights(
+                asked.file, asked.to, net, lambda blobs: read_deploy(asked.net, given, blobs=blobs),
+                trials, str(asked.net), Path(scratch),
+            )  # fmt: skip
+        for line in lines:
             print(line)
     return 0
-
-
-def _imported(
-    asked: argparse.Namespace, given: Mapping[str, Shape], scratch: Path
-) -> Iterator[str]:
-    if asked.net is None:
-        what = "a comparison with the ONNX file"
-        lack = lacking("torch", "torch", what) or lacking("onnxruntime", "onnx", what)
-        trials: Any = lack and f"not compared: {lack}"
-        if not lack:
-            from caffenets.pytorch.trials import TrialsHere
-
-            trials = TrialsHere()
-        yield from import_net(asked.file, asked.to, given, trials, scratch)
-        return
-    needed("torch", "torch", "an import of weights, which are tried in the net,")
-    from caffenets.pytorch.trials import TrialsHere
-
-    net = _net(asked.net, asked)
-    yield import_weights(
-        asked.file, asked.to, net,
-        lambda blobs: read_deploy(asked.net, given, blobs=blobs), TrialsHere(), str(asked.net), scratch,
-    )  # fmt: skip
 
 
 def _upgrade(asked: argparse.Namespace) -> int:

@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "lrn": ("y = LRN<size=3, alpha=0.1, beta=0.5, bias=2.0>(x)", {}),
     "split": ("a, b = Split<axis=1>(x, s)\nc = Relu(a)\nd = Neg(b)\ny = Concat<axis=1>(d, c)", {"s": [1, 3]}),
     "slice": ("y = Slice(x, s, e, a, t)",
-              {"s": [1, -7, 0], "e": [9223372036854775807, -1, 3], "a": [2, 3, 1], "t": [2, 3, 1]}),
+              {"s": [1, -7, 0], "e": [9223372036854775807, -1, 3], "a": [2, 3, 1], "t": [1, 1, 1]}),
     "gather": ("y = Gather<axis=1>(x, i)", {"i": [2]}),
     "pad before conv": ("a = Pad(x, p)\ny = Conv<pads=[1,0,0,0]>(a, w)",
                         {"p": [0, 0, 1, 2, 0, 0, 0, 1], "w": (6, 4, 3, 3)}),
@@ -274,6 +274,7 @@ def test_what_caffe_cannot_is_said_with_a_remedy(
         ("y = Gather<axis=1>(x, s)", {"s": [1, 2]}),
         ("y = Pad(x, s)", {"s": [0, 0, 0, 0, 0, 0, -50, 0]}),
         ("y = Pow(x)", {}),
+        ("y = Slice(x, s, e, s, t)", {"s": [1], "e": [4], "t": [2]}),
     ],
 )  # fmt: skip
 def test_a_damaged_net_is_refused_in_words_and_little_memory(
@@ -343,9 +344,14 @@ def test_the_command_compares_both_nets(tmp_path: Path, run: Any) -> None:
     )
     assert found is not None
     assert float(found[1]) <= 1e-5
-    for words in (("--to", "net.txt"), ("--to", "none/net.prototxt")):
-        status, out, err = run("import", file, *words)
-        assert (status, out, "--to" in err) == (2, "", True)
+    (tmp_path / "old.prototxt").mkdir()
+    for to, remedy in (
+        ("net.txt", "one in .prototxt"),
+        ("none/n.prototxt", "make it first"),
+        ("old.prototxt", "is a folder"),
+    ):
+        status, out, err = run("import", file, "--to", tmp_path / to)
+        assert (status, out, remedy in err) == (2, "", True)
 
 
 @pytest.mark.parametrize("form", ["onnx", "pt", "npz"])

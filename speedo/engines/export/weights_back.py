@@ -24,12 +24,12 @@ def import_weights(
     ignore_unknown: bool = False,
 ) -> str:
     """See `caffenets.export.weights_back.import_weights`; sizes of inputs are those of the net's records, too."""
-    weights_back.check_model(model)
     source = read_source(net, data_root, choice, ignore_unknown)
     trials = Trials(choice, scratch, source.origin)
     records, _ = source.records(trials, scratch)
     known = {name: array.shape for name, array in records.items()}
-    return weights_back.import_weights(
+    said = weights_back.import_weights(
         *(file, model, source.net, lambda blobs: source.deploy(shapes, known, blobs)),
         *(trials, source.origin, scratch),
     )
+    return next(said)

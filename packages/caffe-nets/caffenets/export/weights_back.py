@@ -30,6 +30,8 @@ def check_model(model: Path) -> None:
     """Raises `ConfigError` where no file of this name can be written."""
     if not model.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {model.parent}: make it first")
+    if model.is_dir():
+        raise ConfigError(f"{model} is a folder: give the name of a file")
 
 
 def import_weights(
@@ -40,8 +42,8 @@ def import_weights(
     trials: Trials,
     origin: str,
     scratch: Path,
-) -> str:
-    """Write the model, in HDF5 if its name ends in `.h5`; a line about it.
+) -> Iterator[str]:
+    """Write the model, in HDF5 if its name ends in `.h5`; yields a line about it.
 
     `deploy_of` makes the deploy net of `net`, from the file `origin`, with what is known of the shapes of its layers'
     blobs. Raises `ConfigError`, `EngineError`; then nothing is written.
@@ -76,7 +78,7 @@ def import_weights(
     except OSError as error:
         raise ConfigError(f"{model} cannot be written: {error.strerror or error}") from error
     count = sum(values.size for own in blobs.values() for values in own)
-    return f"{model}: {count:,} values in {len(blobs)} layers, from {file}"
+    yield f"{model}: {count:,} values in {len(blobs)} layers, from {file}"
 
 
 def _write_hdf5(

@@ -21,17 +21,17 @@ def folded(node: NodeImport) -> list[Array] | None:
     op = node.node.op
     if op == "Constant":
         return [_stated(node)]
+    if op not in FOLDED:
+        return None
     given = [node.value(at) for at in range(len(node.node.inputs))]
-    if op in ("Shape", "Size") and given and isinstance(given[0], Blob):
-        sizes = np.array(given[0].shape, np.int64)
+    if op in ("Shape", "Size"):
+        of: Any = given[0]
+        sizes = np.array(of.shape)
         whole = sizes[node.option("start", 0) : node.option("end")]
         return [sizes.prod() if op == "Size" else whole]
-    if op not in _FOLDS or any(isinstance(one, Blob) for one in given) or not given:
+    if any(isinstance(one, Blob) for one in given):
         return None
-    arrays = [None if one is None else np.asarray(one) for one in given]
-    if any(name and one is None for name, one in zip(node.node.inputs, arrays, strict=True)):
-        return None
-    return [np.asarray(_FOLDS[op](node, *arrays))]
+    return [np.asarray(_FOLDS[op](node, *given))]
 
 
 def _stated(node: NodeImport) -> Array:
@@ -92,17 +92,8 @@ def _expand(node: NodeImport, a: Array, shape: Array) -> Array:
     return np.broadcast_to(a, _bounded(*wanted))
 
 
-def _range(node: NodeImport, start: Array, end: Array, step: Array) -> Array:
-    _bounded(max(0, int((end - start) / step)))
-    return np.arange(start.item(), end.item(), step.item())
-
-
 def _axes(node: NodeImport) -> Any:
-    return tuple(node.whole("axes", 1, [])) or None
-
-
-def _unsqueeze(node: NodeImport, a: Array, *_: Array) -> Array:
-    return np.expand_dims(a, tuple(node.whole("axes", 1, [])))
+    return tuple(node.whole("axes", 1, []))
 
 
 _FOLDS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -110,12 +101,12 @@ _FOLDS: Final[Mapping[str, Callable[..., Any]]] = {
     "Pow": _binary(np.power), "Equal": _binary(np.equal), "Max": _binary(np.maximum), "Min": _binary(np.minimum),
     "Sqrt": lambda node, a: np.sqrt(a), "Neg": lambda node, a: -a, "Floor": lambda node, a: np.floor(a),
     "Ceil": lambda node, a: np.ceil(a), "Identity": lambda node, a: a, "Cast": _cast, "Gather": _gather,
-    "Slice": _slice, "ConstantOfShape": _filled, "Expand": _expand, "Range": _range, "Unsqueeze": _unsqueeze,
-    "Squeeze": lambda node, a, *_: np.squeeze(a, _axes(node)),
+    "Slice": _slice, "ConstantOfShape": _filled, "Expand": _expand,
+    "Unsqueeze": lambda node, a, *_: np.expand_dims(a, _axes(node)),
+    "Squeeze": lambda node, a, *_: np.squeeze(a, _axes(node) or None),
     "Concat": lambda node, *all: np.concatenate(all, node.option("axis", 0)),
     "Reshape": lambda node, a, shape: a.reshape(shape_of(a.shape, shape.tolist())),
     "Transpose": lambda node, a: np.transpose(a, node.option("perm")),
     "Where": lambda node, c, a, b: np.where(c.astype(bool), a, b),
-    "ReduceProd": lambda node, a, *_: np.prod(a, _axes(node), keepdims=bool(node.option("keepdims", 1))),
 }  # fmt: skip
 FOLDED: Final = frozenset(_FOLDS) | {"Constant", "Shape", "Size"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from caffenets.export.exporting import write_files
 from caffenets.export.layered import draw_inputs
 from caffenets.export.steps import Dims, Shape
 from caffenets.export.trials import Trials
+from caffenets.export.weights_back import check_model
 from caffenets.from_onnx.constants import FOLDED, folded
 from caffenets.from_onnx.graph_file import GraphFile, Node, read_graph
 from caffenets.from_onnx.making import Blob, Net, NodeImport, NoLayer, Value
@@ -37,7 +37,13 @@ def import_net(
     `EngineError`, with every node that Caffe has no layers for; then nothing is written.
     """
     model = prototxt.with_suffix(".caffemodel")
-    _check(file, prototxt)
+    for path in (model, prototxt):
+        check_model(path)
+    if file.suffix != ".onnx" or prototxt.suffix != ".prototxt":
+        raise ConfigError(
+            f"{file} --to {prototxt}: a net is read from a name that ends in .onnx, and written to one in .prototxt; "
+            "for weights alone give --net"
+        )
     graph = read_graph(file)
     net = _translated(graph, _input_shapes(graph, given))
     whole = net.finished()
@@ -50,66 +56,50 @@ def import_net(
         compared = _compared(whole, parts[model], file, prototxt, trials)
     write_files(parts)
     yield from net.notes
-    ends = [
-        ", ".join(f"{name} {net.shapes[name]}" for name in names)
-        for names in (graph.inputs, graph.outputs)
-    ]
-    yield f"{prototxt}: {len(net.layers):,} layers, {ends[0]} -> {ends[1]}"
+    sides = (graph.inputs, graph.outputs)
+    ends = [", ".join(f"{name} {net.shapes[name]}" for name in names) for names in sides]
+    yield f"{prototxt}: {len(net.layers):,} layers, {' -> '.join(ends)}"
     count = sum(one.size for _, weights in net.layers for one in weights)
     yield f"{model}: {count:,} values; {compared}"
 
 
-def _check(file: Path, prototxt: Path) -> None:
-    problems = []
-    if file.suffix != ".onnx":
-        problems.append(
-            f"{file} is no net that is named .onnx: give one, or --net for weights alone"
-        )
-    if prototxt.suffix != ".prototxt":
-        problems.append(f"--to {prototxt} is a net: give it a name that ends in .prototxt")
-    if not os.path.isdir(prototxt.absolute().parent):
-        problems.append(f"--to {prototxt}: there is no folder {prototxt.parent}: make it first")
-    problems += [
-        f"{path} is a folder: give the name of a file"
-        for path in (prototxt, prototxt.with_suffix(".caffemodel"))
-        if os.path.isdir(path)
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
 def _input_shapes(graph: GraphFile, given: Mapping[str, Shape]) -> dict[str, Shape]:
     """The shapes of the inputs; a free first axis is the batch, and becomes 1. Raises `SolverError`."""
-    unknown = [name for name in given if name not in graph.inputs]
-    if unknown or not graph.inputs:
+    if not graph.inputs or not graph.inputs.keys() >= given.keys():
         names = ", ".join(map(repr, graph.inputs)) or "none"
         raise SolverError(f"{graph.path}: its inputs are {names}: name one of these in --shape")
-    problems = []
-    found = {}
+    problems, found = [], {}
     for name, dims in graph.inputs.items():
-        sizes = tuple(given.get(name) or (dims[0] or 1, *dims[1:]) if dims else given.get(name, ()))
-        fixed = [one for one in sizes if one is not None]
-        differ = dims and not (
-            len(dims) == len(sizes)
-            and all(own in (None, one) for own, one in zip(dims, sizes, strict=True))
-        )
-        if len(fixed) < len(sizes) or not sizes or differ:
+        sizes = given.get(name) or _assumed(dims)
+        pairs = zip(dims, sizes or (), strict=False)
+        if (
+            not sizes
+            or len(dims) not in (0, len(sizes))
+            or any(a not in (None, b) for a, b in pairs)
+        ):
             known = ", ".join("?" if size is None else str(size) for size in dims)
             problems.append(
                 f"{graph.path}: the input {name!r} has the sizes ({known}): give all of them, as in "
                 f"--shape {name}=1x3x224x224"
             )
-        found[name] = tuple(fixed)
+        found[name] = sizes or ()
     if problems:
         raise SolverError(problems)
     return found
 
 
+def _assumed(dims: Dims) -> Shape | None:
+    """These sizes, with a batch of 1 where the first is free; None where another is."""
+    sizes = (dims[0] or 1, *dims[1:]) if dims else (None,)
+    fixed = tuple(size for size in sizes if size is not None)
+    return fixed if len(fixed) == len(sizes) else None
+
+
 @cache
 def _operators() -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for one in declared_in("caffenets.from_onnx.operators", "OPERATORS"):
-        found |= one
+    for declared in declared_in("caffenets.from_onnx.operators", "OPERATORS"):
+        found |= declared
     return found
 
 
@@ -124,7 +114,9 @@ def _translated(graph: GraphFile, inputs: Mapping[str, Shape]) -> Net:
             damage = f"cannot be read ({error!s:.200}): export it again"
             said = error if isinstance(error, NoLayer) else damage
             problems.append(f"{graph.path}: node {node.name!r} ({node.op}) {said}")
-            made = [_assumed(name, graph.known.get(name, ())) for name in node.outputs]
+            shapes = {name: _assumed(graph.known.get(name, ())) for name in node.outputs}
+            # So that what is behind it is looked at, too.
+            made = [None if one is None else Blob(name, one) for name, one in shapes.items()]
         net.values.update(zip(node.outputs, made, strict=False))
     try:
         for name in () if problems else graph.outputs:
@@ -144,6 +136,8 @@ def _made(net: Net, node: Node) -> Sequence[Value]:
     work, operator = NodeImport(net, node), _operators().get(node.op)
     if operator is None and node.op not in FOLDED:
         raise NoLayer(_NONE)
+    if lost := [name for name in node.inputs if name and name not in net.values]:
+        raise NoLayer(f"reads {lost[0]!r}, which no node before it makes: export it again")
     given = {name: net.values[name] for name in node.inputs if name}
     if any(one is None for one in given.values()):  # what should make it is among the problems
         return [None] * len(node.outputs)
@@ -167,13 +161,6 @@ def _needed(graph: GraphFile) -> list[Node]:
             wanted.update(node.inputs)
             found.append(node)
     return found[::-1]
-
-
-def _assumed(name: str, dims: Dims) -> Blob | None:
-    """What a node would have made, so that those behind it can be looked at."""
-    sizes = (dims[0] or 1, *dims[1:]) if dims else (None,)
-    fixed = tuple(size for size in sizes if size is not None)
-    return Blob(name, fixed) if len(fixed) == len(sizes) else None
 
 
 def _compared(net: Any, model: Path, file: Path, prototxt: Path, trials: Trials) -> str:

@@ -206,8 +206,8 @@ class NodeImport:
     ) -> Blob:
         """A layer with one top, of the shape of its first bottom unless `shape` is given."""
         given = [bottoms] if isinstance(bottoms, Blob) else list(bottoms)
-        made = self.net.add(self.node.name, kind, given, [shape or given[0].shape], weights, **params)  # fmt: skip
-        return made[0]
+        shapes = [shape or given[0].shape]
+        return self.net.add(self.node.name, kind, given, shapes, weights, **params)[0]
 
     def reshaped(self, blob: Blob, shape: Sequence[int]) -> Blob:
         """The blob in this shape; the batch stays free where it stays the first axis."""
@@ -217,7 +217,7 @@ class NodeImport:
         if shape == blob.shape:
             return blob
         same = shape[:1] == blob.shape[:1]
-        if same and len(shape) == 2:
+        if same and len(shape) == 2 < len(blob.shape):
             return self.layer("Flatten", blob, shape)
         dims = [0, *shape[1:]] if same else list(shape)
         return self.layer("Reshape", blob, shape, reshape_param={"shape": {"dim": dims}})

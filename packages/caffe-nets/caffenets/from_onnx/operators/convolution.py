@@ -87,7 +87,8 @@ def _conv(node: NodeImport) -> list[Blob]:
     group = node.option("group", 1)
     axes = _check(x, weight, group, weight.shape[1] if weight.ndim > 1 else 0)
     own = x.pads[2:] or [(0, 0)] * axes
-    strides, dilations = strides_of(node, "strides", axes), list(strides_of(node, "dilations", axes))  # fmt: skip
+    strides = strides_of(node, "strides", axes)
+    dilations = list(strides_of(node, "dilations", axes))
     spans = tuple(d * (k - 1) + 1 for d, k in zip(dilations, weight.shape[2:], strict=True))
     pads, shape = [], [x.shape[0], weight.shape[0]]
     given = pads_of(node, x.shape[2:], spans, strides)
@@ -98,15 +99,14 @@ def _conv(node: NodeImport) -> list[Blob]:
         if size + begin + end < span or min(begin, end) < 0:
             raise NoLayer("has a kernel that is larger than its padded input: use a smaller one")
 
-        def fits(by: int, room: int = size + 2 * begin - span, s: int = stride, n: int = count) -> bool:  # fmt: skip
-            return room + by >= 0 and (room + by) // s == n
-
-        if abs(end - begin) > _MOST_ONE_SIDED:
-            raise NoLayer(f"pads one side by {abs(end - begin)} more than the other: pad both alike")  # fmt: skip
-        reach = range(0, abs(end - begin) + 1, dilations[at])
-        by = next((n * side for n in reach for side in (1, -1) if fits(n * side)), None)
+        more = abs(end - begin)
+        if more > _MOST_ONE_SIDED:
+            raise NoLayer(f"pads one side by {more} more than the other: pad both alike")
+        room, step = size + 2 * begin - span, dilations[at]
+        grows = [n * side for n in range(0, more + 1, step) for side in (1, -1)]
+        by = next((n for n in grows if room + n >= 0 and (room + n) // stride == count), None)
         if by is None:
-            weight, dilations[at], by = spread(weight, axis, dilations[at]), 1, end - begin
+            weight, dilations[at], by = spread(weight, axis, step), 1, end - begin
         weight = grown(weight, axis, dilations[at], max(by, 0), max(-by, 0))
         pads.append(begin + max(by, 0))
         shape.append(count + 1)
@@ -121,7 +121,8 @@ def _conv_transpose(node: NodeImport) -> list[Blob]:
     axes = _check(x, weight, group, 0)
     if node.option("output_shape") or node.option("auto_pad", "NOTSET").startswith("SAME"):
         raise NoLayer("has output_shape or auto_pad, which runtimes take in two ways: give pads")
-    strides, dilations = strides_of(node, "strides", axes), list(strides_of(node, "dilations", axes))  # fmt: skip
+    strides = strides_of(node, "strides", axes)
+    dilations = list(strides_of(node, "dilations", axes))
     given = pads_of(node, x.shape[2:], x.shape[2:], strides)
     beyond = node.option("output_padding") or [0] * axes
     pads, shape = [], [x.shape[0], weight.shape[1] * group]

@@ -26,20 +26,21 @@ def _with_option(
     return operator
 
 
-def affine(node: NodeImport, x: Blob, scale: float, shift: float) -> Blob:
-    """Scale x + shift."""
+def _affine(node: NodeImport, x: Blob, scale: float, shift: float) -> Blob:
     if scale == 1.0 and shift == 0.0:
         return x
     return node.layer("Power", x, power_param={"scale": scale, "shift": shift})
 
 
-def clipped(node: NodeImport, x: Blob, low: float | None, high: float | None) -> Blob:
+def _clipped(node: NodeImport, x: Blob, low: float | None, high: float | None) -> Blob:
     """min(max(x, low), high) of ReLU and Power, which each Caffe has: high - ReLU(high - low - ReLU(x - low))."""
     if low is not None:
-        x = node.layer("ReLU", affine(node, x, 1.0, -low))
+        x = node.layer("ReLU", _affine(node, x, 1.0, -low))
     if high is None:
-        return affine(node, x, 1.0, low or 0.0)
-    return affine(node, node.layer("ReLU", affine(node, x, -1.0, high - (low or 0.0))), -1.0, high)
+        return _affine(node, x, 1.0, low or 0.0)
+    return _affine(
+        node, node.layer("ReLU", _affine(node, x, -1.0, high - (low or 0.0))), -1.0, high
+    )
 
 
 def _clip(node: NodeImport) -> list[Blob]:
@@ -49,17 +50,17 @@ def _clip(node: NodeImport) -> list[Blob]:
         if found is None and node.value(at) is not None:
             found = float(node.constant(at, name).reshape(-1)[0])
         bounds.append(found if found is not None and abs(found) < _UNBOUNDED else None)
-    return [clipped(node, node.blob(0), bounds[0], bounds[1])]
+    return [_clipped(node, node.blob(0), bounds[0], bounds[1])]
 
 
 def _hard_sigmoid(node: NodeImport) -> list[Blob]:
-    x = affine(node, node.blob(0), node.option("alpha", 0.2), node.option("beta", 0.5))
-    return [clipped(node, x, 0.0, 1.0)]
+    x = _affine(node, node.blob(0), node.option("alpha", 0.2), node.option("beta", 0.5))
+    return [_clipped(node, x, 0.0, 1.0)]
 
 
 def _hard_swish(node: NodeImport) -> list[Blob]:
     x = node.blob(0)
-    gate = clipped(node, affine(node, x, 1 / 6, 0.5), 0.0, 1.0)
+    gate = _clipped(node, _affine(node, x, 1 / 6, 0.5), 0.0, 1.0)
     return [_eltwise(node, [x, gate], "PROD")]
 
 
@@ -92,8 +93,10 @@ def _lrn(node: NodeImport) -> list[Blob]:
     size = node.option("size", 1)
     if size % 2 == 0:
         raise NoLayer(f"sums over {size} channels, and Caffe over an odd number: use one")
-    param = {"local_size": size, "alpha": node.option("alpha", 1e-4), "beta": node.option("beta", 0.75)}  # fmt: skip
-    return [node.layer("LRN", node.blob(0), lrn_param={**param, "k": node.option("bias", 1.0)})]
+    usual = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    alpha, beta, k = (node.option(name, value) for name, value in usual.items())
+    param = {"local_size": size, "alpha": alpha, "beta": beta, "k": k}
+    return [node.layer("LRN", node.blob(0), lrn_param=param)]
 
 
 def _softmax(node: NodeImport) -> list[Blob]:
@@ -129,7 +132,7 @@ def _by_constant(node: NodeImport, x: Blob, values: Array, kind: str) -> Blob:
     """x times or plus constants."""
     if values.size == 1:
         one = float(values.reshape(-1)[0])
-        return affine(node, x, one, 0.0) if kind == "Scale" else affine(node, x, 1.0, one)
+        return _affine(node, x, one, 0.0) if kind == "Scale" else _affine(node, x, 1.0, one)
     x = _stretched(node, x, np.broadcast_shapes(x.shape, values.shape))
     whole = values.reshape((*[1] * (len(x.shape) - values.ndim), *values.shape))
     covered = [axis for axis, size in enumerate(whole.shape) if size != 1]
@@ -188,7 +191,7 @@ def _folded(operation: str) -> Callable[[NodeImport], list[Blob]]:
 
 
 def _negative(node: NodeImport, one: Any) -> Any:
-    return affine(node, one, -1.0, 0.0) if isinstance(one, Blob) else -one
+    return _affine(node, one, -1.0, 0.0) if isinstance(one, Blob) else -one
 
 
 def _sub(node: NodeImport) -> list[Blob]:
@@ -205,13 +208,11 @@ def _min(node: NodeImport) -> list[Blob]:
     return [_negative(node, first)]
 
 
-def _inverse(node: NodeImport, one: Any) -> Any:
-    return node.layer("Power", one, power_param={"power": -1.0}) if isinstance(one, Blob) else 1.0 / one  # fmt: skip
-
-
 def _div(node: NodeImport) -> list[Blob]:
     a, b = _operands(node)
-    return [_joined(node, a, _inverse(node, b), "PROD")]
+    is_blob = isinstance(b, Blob)
+    inverse = node.layer("Power", b, power_param={"power": -1.0}) if is_blob else 1.0 / b
+    return [_joined(node, a, inverse, "PROD")]
 
 
 def _pow(node: NodeImport) -> list[Blob]:

@@ -49,9 +49,9 @@ def _pool(method: str) -> Callable[[NodeImport], list[Blob]]:
         wide = any(p >= k for k, pair in zip(kernel, pads, strict=True) for p in pair)
         if min(wanted) < 1 or wide:
             raise NoLayer("has windows of padding alone, or none: use a kernel that fits")
-        made, left, pad = _windows(node, method, x, kernel, strides, pads, wanted)
+        made, pad = _windows(node, method, x, kernel, strides, pads, wanted)
         if method == "AVE":
-            made = _corrected(node, x.shape[2:], made, kernel, strides, pads, pad, left)
+            made = _corrected(node, x.shape[2:], made, kernel, strides, pads, pad)
         return [node.reshaped(made, (*made.shape[:2], *made.shape[4 - axes :]))]
 
     return operator
@@ -71,8 +71,8 @@ def _counts(
 
 def _windows(
     node: NodeImport, method: str, x: Blob, kernel: Shape, strides: Shape, pads: Pads, wanted: Shape
-) -> tuple[Blob, Shape, Shape]:
-    """The windows that are wanted, how many are cut off before them along each axis, and Caffe's pad."""
+) -> tuple[Blob, Shape]:
+    """The windows that are wanted, and Caffe's pad."""
     sizes = x.shape[2:]
     steps = [
         range(0, k - begin, step)[: max(0, end - begin) // step + 2][:_MOST_CUT]
@@ -96,22 +96,20 @@ def _windows(
             "the kernel: pad before it, or both sides alike"
         )
     mode, pad, left, counts = (exact or cut)[0]
-    named = {key: value[0] if isinstance(value, list) else value for key, value in {
-        **per_axis("kernel_size", "kernel", kernel), **per_axis("stride", "stride", strides, 1),
-        **per_axis("pad", "pad", pad, 0),
-    }.items()}  # fmt: skip
-    if mode == "FLOOR" and any(
-        (size + 2 * p - k) % step for size, p, k, step in zip(sizes, pad, kernel, strides, strict=True)
-    ):  # fmt: skip
-        named["round_mode"] = mode
-    made = node.layer("Pooling", x, (*x.shape[:2], *counts), pooling_param={"pool": method, **named})  # fmt: skip
+    named = per_axis("kernel_size", "kernel", kernel)
+    named |= per_axis("stride", "stride", strides, 1) | per_axis("pad", "pad", pad, 0)
+    param = {key: one[0] if isinstance(one, list) else one for key, one in named.items()}
+    if mode == "FLOOR":
+        param["round_mode"] = mode
+    shape = (*x.shape[:2], *counts)
+    made = node.layer("Pooling", x, shape, pooling_param={"pool": method, **param})
     for axis, (first, count) in enumerate(zip(left, wanted, strict=True), start=2):
         made = node.part(made, axis, first, first + count)
-    return made, left, pad
+    return made, pad
 
 
 def _corrected(
-    node: NodeImport, sizes: Shape, made: Blob, kernel: Shape, strides: Shape, pads: Pads, pad: Shape, left: Shape
+    node: NodeImport, sizes: Shape, made: Blob, kernel: Shape, strides: Shape, pads: Pads, pad: Shape
 ) -> Blob:  # fmt: skip
     """Averages of ONNX from those of Caffe, which counts a window as far as `size + pad`."""
     factors = []
@@ -133,12 +131,13 @@ def _corrected(
 def _global(method: str) -> Callable[[NodeImport], list[Blob]]:
     def operator(node: NodeImport) -> list[Blob]:
         x = node.blob(0)
-        return [node.reshaped(over_places(node, x, method), (*x.shape[:2], *[1] * (len(x.shape) - 2)))]  # fmt: skip
+        shape = (*x.shape[:2], *[1] * (len(x.shape) - 2))
+        return [node.reshaped(_over_places(node, x, method), shape)]
 
     return operator
 
 
-def over_places(node: NodeImport, x: Blob, method: str) -> Blob:
+def _over_places(node: NodeImport, x: Blob, method: str) -> Blob:
     """One value for each channel."""
     x = _flat(x, node)
     param = {"pool": method, "global_pooling": True}
@@ -157,7 +156,7 @@ def _reduce(operation: str) -> Callable[[NodeImport], list[Blob]]:
         if not node.option("keepdims", 1):
             shape = [size for axis, size in enumerate(x.shape) if axis not in reduced]
         if reduced in ([2], [2, 3]) and rank == reduced[-1] + 1 and operation in ("MEAN", "MAX"):
-            made = over_places(node, x, "AVE" if operation == "MEAN" else "MAX")
+            made = _over_places(node, x, "AVE" if operation == "MEAN" else "MAX")
         elif reduced != [*range(reduced[0], rank)] or operation == "MAX" or reduced[0] == 0:
             raise NoLayer(
                 f"reduces the axes {reduced} of {rank}; Caffe's Reduction takes sums and means over all axes from one "

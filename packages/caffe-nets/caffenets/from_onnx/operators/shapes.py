@@ -16,7 +16,7 @@ _MOST_PIECES: Final = 32  # of an axis that is moved
 def _inner_product(node: NodeImport, x: Blob, weight: Array, bias: Array | None, axis: int) -> Blob:
     """`weight` is (outputs, inputs)."""
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
-        raise NoLayer(f"multiplies {x.shape} by weights of {weight.shape[::-1]}: correct one of them")  # fmt: skip
+        raise NoLayer(f"multiplies {x.shape} by {weight.shape[::-1]}: correct one of them")
     param: dict[str, Any] = {"num_output": weight.shape[0]}
     if axis != 1:
         param["axis"] = axis
@@ -31,7 +31,8 @@ def _gemm(node: NodeImport) -> list[Blob]:
     x, weight = node.blob(0), node.constant(1, "weights")
     if node.option("transA", 0) or len(x.shape) != 2:
         raise NoLayer("takes its input transposed or of other than 2 axes: flatten it before")
-    weight = (weight if node.option("transB", 0) else weight.T) * np.float32(node.option("alpha", 1.0))  # fmt: skip
+    weight = np.float32(node.option("alpha", 1.0)) * weight
+    weight = weight if node.option("transB", 0) else weight.T
     bias = None
     if node.value(2) is not None:
         given = node.constant(2, "bias") * np.float32(node.option("beta", 1.0))
@@ -76,19 +77,11 @@ def _slice(node: NodeImport) -> list[Blob]:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis, size = node.axis(axis, len(x.shape)), x.shape[axis]
         begin, stop, _ = slice(start, end, 1).indices(size)
-        if step < 1 or stop <= begin:
-            raise NoLayer(f"takes {start}:{end}:{step} of {size} places: take some, in their order")
+        if step != 1 or stop <= begin:
+            raise NoLayer(
+                f"takes {start}:{end}:{step} of {size} places: take some, one after another"
+            )
         x = node.part(x, axis, begin, stop)
-        if step > 1:
-            if len(x.shape) != 4 or axis < 2:
-                raise NoLayer(f"takes each {step}th place of axis {axis}: Caffe does of height and width")  # fmt: skip
-            shape = list(x.shape)
-            shape[axis] = -(-shape[axis] // step)
-            stride = {"stride_h": step if axis == 2 else 1, "stride_w": step if axis == 3 else 1}
-            param = {"pool": "MAX", "kernel_size": 1, **stride}
-            if (x.shape[axis] - 1) % step:
-                param["round_mode"] = "FLOOR"
-            x = node.layer("Pooling", x, tuple(shape), pooling_param=param)
     return [x]
 
 
