@@ -169,7 +169,7 @@ from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.solver.scored_nets import read_tests
-from speedo.engines.solver.source_checks import source_problems, transform_problems
+from caffenets.checks.sources import source_problems, transform_problems
 import speedo.run_dir.resume
 
 answer = {}

@@ -425,9 +425,9 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
     import torch
 
     from caffenets.known_types import type_here
+    from caffenets.layer import LayerContext
+    from caffenets.layers import LAYERS as KINDS
     from caffenets.pytorch.fillers import fill
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layers import LAYERS as KINDS
     from speedo.engines.pytorch.data import SOURCES
 
     if param.type in SOURCES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -13,16 +14,17 @@ from typing import Any, Final
 
 from caffenets.costs import BYTES, costs_of
 from caffenets.deploy import Deploy
-from caffenets.errors import NetError
+from caffenets.errors import EngineError, NetError, SolverError
 from caffenets.export.exporting import Wanted, check_wanted, exported
+from caffenets.export.transform import Transform, transforms_of
 from caffenets.export.weights_back import import_weights
 from caffenets.extras import lacking, needed
 from caffenets.files import written_whole
 from caffenets.from_onnx.importing import import_net
-from caffenets.inputs import given_shapes
-from caffenets.nets import net_differences, read_deploy, read_net
+from caffenets.inputs import SizesError, deployed, given_shapes
+from caffenets.nets import check_net, computing, net_differences, read_deploy, read_net, search_of
 from caffenets.picture import picture
-from caffenets.prototxt.text import to_text
+from caffenets.prototxt.text import line_of_layer, to_text
 from caffenets.weight_files.stored import Shape, shape_text
 from caffenets.weights import differences, read_weights
 
@@ -84,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--svg", type=Path, metavar="OUT", help="also write the graph of a net as a picture"
     )
+    check = command(
+        "check",
+        _check,
+        "Say what is wrong with a net, with line and remedy: layers, shapes, files and records that it names",
+    )
+    check.add_argument("file", type=Path, metavar="NET")
     diff = command("diff", _diff, "Say how two nets or two files of weights differ, name by name")
     diff.add_argument("first", type=Path, metavar="FIRST")
     diff.add_argument("second", type=Path, metavar="SECOND")
@@ -139,7 +147,19 @@ def _parser() -> argparse.ArgumentParser:
     back.add_argument(
         "--net", type=Path, metavar="NET.prototxt", help="the net that FILE was exported of: take its weights alone"
     )  # fmt: skip
-    for one in (show, deploy, export, back):
+    export.add_argument(
+        "--transform",
+        action="store_true",
+        help="have the files subtract the mean and scale, as the net's data layer does to its records",
+    )
+    for one in (check, export):
+        one.add_argument(
+            "--data-root",
+            type=Path,
+            metavar="DIR",
+            help="also search here for the files that the net names with relative paths",
+        )
+    for one in (show, check, deploy, export, back):
         one.add_argument(
             "--shape",
             action="append",
@@ -147,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME=SIZES",
             help="the sizes of an input, the batch among them, where the net does not say them: data=1x3x227x227",
         )
-    for one in (show, diff, upgrade, deploy, export, back):
+    for one in (show, check, diff, upgrade, deploy, export, back):
         one.add_argument(
             "--ignore-unknown",
             action="store_true",
@@ -196,15 +216,8 @@ Table = list[tuple[str, ...]]
 
 
 def _shown_net(asked: argparse.Namespace) -> tuple[Rows, Table, str]:
-    """The deploy net with what each layer takes; without PyTorch the layers of all phases as they are written."""
-    given = given_shapes(asked.shape)
-    if lack := lacking("torch", "torch", "the table of shapes"):
-        print(f"caffenets: {lack}", file=sys.stderr)
-        net = _net(asked.file, asked)
-        _draw(net, asked)
-        names = [{"name": str(one.name), "type": str(one.type)} for one in net.layer]
-        return [*names], [(one["name"], one["type"]) for one in names], f"{len(names):,} layers"
-    deploy = _deploy(asked, given)
+    """The deploy net with what each layer takes."""
+    deploy = _deploy(asked, given_shapes(asked.shape))
     _draw(deploy.net, asked)
     costs = costs_of(deploy.net)
     table: Table = [("layer", "type", "makes", "parameters", "multiply-adds")]
@@ -283,10 +296,12 @@ def _export(asked: argparse.Namespace) -> int:
     from caffenets.pytorch.trials import TrialsHere
 
     deploy = _deploy(asked, given_shapes(asked.shape))
+    before = _transforms(asked, deploy) if asked.transform else None
     with TemporaryDirectory() as scratch:
         for line in exported(
             *(replace(deploy, notes=[]), asked.weights, wanted, TrialsHere(), str(asked.file)),
             Path(scratch),
+            before=before,
         ):
             print(line)
     return 0
@@ -314,6 +329,35 @@ def _import(asked: argparse.Namespace) -> int:
         for line in lines:
             print(line)
     return 0
+
+
+def _transforms(asked: argparse.Namespace, deploy: Deploy) -> Mapping[str, Transform]:
+    origin, search = str(asked.file), search_of(asked.file, asked.data_root)
+    net = computing(read_net(asked.file, []), origin)
+    return transforms_of(net, deploy.inputs, search.require, origin)
+
+
+def _check(asked: argparse.Namespace) -> int:
+    """Status 1 if something is wrong."""
+    net, origin, given = _net(asked.file, asked), str(asked.file), given_shapes(asked.shape)
+    problems = check_net(net, origin, asked.data_root)
+    try:
+        costs_of(deployed(computing(net, origin), origin, given).net)
+    except SizesError as error:
+        print(f"caffenets: shapes are not looked at: {error}", file=sys.stderr)
+    except SolverError as error:
+        problems = problems or [*error.problems]
+    except EngineError as error:
+        layer = re.match(r"layer '(.*?)' ", str(error))
+        if layer is None or not any(layer[0] in one for one in problems):
+            place = "" if layer is None else line_of_layer(origin, layer[1])
+            problems.append(f"{origin}{place}: {error}")
+    for text in problems:
+        print(text)
+    print(
+        f"{origin}: {len(net.layer):,} layers, {len(problems) or 'no'} problem{'s'[: len(problems) != 1]}"
+    )
+    return 1 if problems else 0
 
 
 def _upgrade(asked: argparse.Namespace) -> int:

@@ -16,6 +16,10 @@ MOST_VALUES: Final = 1 << 28  # of an input: 1 GiB
 USUAL_BATCH: Final = 1
 
 
+class SizesError(SolverError):
+    """Sizes of an input that have to be given."""
+
+
 def given_shapes(texts: Sequence[str]) -> dict[str, Shape]:
     """The shapes in `--shape data=1x3x227x227`. Raises `ConfigError`."""
     found = {}
@@ -82,7 +86,7 @@ class InputShapes:
                 or self._guessed(layer, top)
             )
             if shape is None:
-                raise SolverError(
+                raise SizesError(
                     f"{self._origin}: the sizes of {top!r} are not known, because the records of layer "
                     f"{layer.name!r} ({layer.type}) are not here: give {self._remedy}--shape {top}=1x3x227x227 with "
                     "its sizes"

@@ -7,9 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from caffenets.checks.nets import Known, problems_of_layers
+from caffenets.checks.paths import SearchPath
+from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES
 from caffenets.deploy import Deploy, is_whole
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
+from caffenets.known_types import refusals
+from caffenets.layers import LAYERS
 from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
@@ -39,10 +44,35 @@ def read_deploy(
     `blobs`, the shapes of the weights by layers, tell the sizes of others. Raises `SolverError`, also where the shape
     of an input has to be given.
     """
-    net = read_net(path, left_out)
-    test, train = (filter_net(net, phase, None, str(path)) for phase in (1, 0))
-    net = train if is_whole(train) and not is_whole(test) else test
+    net = computing(read_net(path, left_out), str(path))
     return deployed(net, str(path), given or {}, blobs=blobs)
+
+
+def computing(net: Any, origin: str) -> Any:
+    """The layers of the phase TEST, or of TRAIN where only those are whole."""
+    test, train = (filter_net(net, phase, None, origin) for phase in (1, 0))
+    return train if is_whole(train) and not is_whole(test) else test
+
+
+def check_net(net: Any, path: Path | str, data_root: Path | None = None) -> list[str]:
+    """What is wrong with a net of this file in both phases: layers, and the files and records that they name.
+
+    Relative files are searched in the net's folder, the working directory and `data_root`.
+    """
+    search = search_of(path, data_root)
+    refused = {kind: why for kind, why in refusals().items() if kind not in FED_FROM_OUTSIDE}
+    here = [*LAYERS, *SOURCES, "DummyData"]
+    known = Known({*here, *refusals()}, refused, here)
+    nets = [filter_net(net, phase, None, str(path)) for phase in (0, 1)]
+    # Layers of a phase without any records are those of the other one.
+    fed = [one for one in nets if any(layer.top and not layer.bottom for layer in one.layer)]
+    found = [problems_of_layers(one, search, str(path), known) for one in fed or nets]
+    return list(dict.fromkeys(text for texts in found for text in texts))
+
+
+def search_of(net: Path | str, data_root: Path | None = None) -> SearchPath:
+    """Where the files that a net names are searched."""
+    return SearchPath(Path(net).absolute().parent, Path.cwd(), data_root)
 
 
 def net_differences(first: Any, second: Any) -> Iterator[str]:

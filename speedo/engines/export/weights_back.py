@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from caffenets.export import weights_back
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
 from speedo.engines.export.source import read_source
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice

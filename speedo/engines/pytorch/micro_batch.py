@@ -15,8 +15,8 @@ from torch import Tensor
 
 from caffenets.box_labels import boxes_of
 from caffenets.known_types import type_here
-from caffenets.pytorch.layer import SourceLayer
-from caffenets.pytorch.wiring import Wired
+from caffenets.layer import SourceLayer
+from caffenets.wiring import Wired
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.step_memory import step_memory

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from caffenets.graph import NetGraph
 from caffenets.known_types import refusals, type_here
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import BlobSpec, Layer, LayerContext, SourceLayer
-from caffenets.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
-from caffenets.pytorch.layers import LAYERS
-from caffenets.pytorch.layers.detection import DetectionEvaluate
-from caffenets.pytorch.wiring import Wired
+from caffenets.layer import BlobSpec, Layer, LayerContext, SourceLayer
+from caffenets.layers import LAYERS
+from caffenets.layers.detection import DetectionEvaluate
+from caffenets.pytorch.layer_params import first_values, lr_mult, note_multipliers
 from caffenets.weight_files.stored import shape_text
+from caffenets.wiring import Wired
 from speedo.engines.evaluation import uses_statistics
 from speedo.engines.layer_notes import note_backward, note_forward, noting
 from speedo.engines.pytorch.data import SOURCES
@@ -240,7 +240,7 @@ class Net(NetGraph):
             layer = wired.layer
             for number, spec in enumerate(layer.blobs):
                 key = (index, number)
-                name = param_name(layer, number)
+                name = layer.param_name(number)
                 if name:
                     note_multipliers(layer, number, multipliers.setdefault(name, {}))
                 if name and name in named:

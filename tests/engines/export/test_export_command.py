@@ -307,7 +307,7 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "another-name": (renamed, EXPORT, "has no values for blob 0 of layer 'ip9': give those of this net"),
     "nan": (with_nan, EXPORT, "values of blob 0 of layer 'ip' are NaN or infinite"),
     "unknown-layer": (changed('"ReLU"', '"Relu6"'), EXPORT,
-                      "net.prototxt: layer 'relu1' has the unknown type 'Relu6'"),
+                      "net.prototxt, line 17: layer 'relu1' has the unknown type 'Relu6'"),
     "unknown-field": (changed("stride: 2", "strid: 2"), EXPORT, "did you mean 'stride'?"),
     "unknown-bottom": (changed('bottom: "pool1"', 'bottom: "pool2"'), EXPORT,
                        "layer 'ip1' reads 'pool2', which no earlier layer makes; did you mean 'pool1'?"),

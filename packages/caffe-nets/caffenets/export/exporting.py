@@ -22,11 +22,11 @@ from caffenets.export.layered import (
     found_in,
     layered,
 )
-from caffenets.export.steps import Dims, dims_of
 from caffenets.export.transform import Transform
 from caffenets.export.trials import Arrays, Computed, Trials
 from caffenets.extras import lacking
 from caffenets.files import written_whole
+from caffenets.forms.steps import Dims, dims_of
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import Model, read_model
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from caffenets.deploy import Deploy
 from caffenets.errors import ConfigError, SolverError
-from caffenets.export.layer_export import Values, exporters
 from caffenets.export.layered import Layered, draw_inputs, layered
-from caffenets.export.steps import Shape, identifiers
 from caffenets.export.trials import Trials
 from caffenets.files import written_whole
+from caffenets.forms.steps import Shape, identifiers
+from caffenets.layer import Values
+from caffenets.layers import LAYERS
 from caffenets.weight_files.archives import read_npz
 from caffenets.weight_files.caffemodel import write_model
 from caffenets.weight_files.hdf5 import write_layers
@@ -156,7 +157,7 @@ def _shapes_by_layer(net: Any, stored: Mapping[str, Stored]) -> dict[str, list[S
     names = identifiers(str(layer.name) for layer in net.layer)
     found = {}
     for layer in net.layer:
-        kind = exporters().get(layer.type)
+        kind = LAYERS.get(layer.type)
         first = "" if kind is None else f"{names[layer.name]}.{kind.blob_names[0]}"
         if first in stored:
             found[str(layer.name)] = [stored[first].shape]

@@ -9,7 +9,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-from caffenets.export.steps import Dims
+from caffenets.forms.steps import Dims
 from caffenets.weight_files import wire
 from caffenets.weight_files.onnx import MOST_WHOLE, Tensor, read_tensor
 from caffenets.weight_files.stored import (

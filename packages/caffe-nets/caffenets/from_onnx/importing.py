@@ -14,9 +14,9 @@ from caffenets.errors import ConfigError, SolverError
 from caffenets.export.differences import difference
 from caffenets.export.exporting import write_files
 from caffenets.export.layered import draw_inputs
-from caffenets.export.steps import Dims, Shape
 from caffenets.export.trials import Trials
 from caffenets.export.weights_back import check_model
+from caffenets.forms.steps import Dims, Shape
 from caffenets.from_onnx.constants import FOLDED, folded
 from caffenets.from_onnx.graph_file import GraphFile, Node, read_graph
 from caffenets.from_onnx.making import Blob, Net, NodeImport, NoLayer, Value

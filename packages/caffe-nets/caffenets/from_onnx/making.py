@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
 from caffenets.from_onnx.graph_file import GraphFile, Node
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import MOST_VALUES

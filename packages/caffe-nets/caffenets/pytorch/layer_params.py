@@ -7,13 +7,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from caffenets.layer import BlobSpec, Layer
 from caffenets.pytorch.fillers import fill
-from caffenets.pytorch.layer import BlobSpec, Layer
-
-
-def param_name(layer: Layer, number: int) -> str:
-    """The name under which it is shared; empty for none."""
-    return str(layer.param.param[number].name) if number < len(layer.param.param) else ""
 
 
 def note_multipliers(layer: Layer, number: int, said: dict[str, float]) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from caffenets.deploy import Deploy
 from caffenets.errors import ConfigError
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import LayerContext, Shape
-from caffenets.pytorch.layer_params import first_values, param_name
-from caffenets.pytorch.layers.inputs import Input
+from caffenets.graph import NetGraph
+from caffenets.layer import LayerContext, Shape
+from caffenets.layers.inputs import Input
+from caffenets.pytorch.layer_params import first_values
 from caffenets.weight_files.caffemodel import matched, read_model
 
 
@@ -36,7 +36,7 @@ class CaffeModule(torch.nn.Module):
             layer, own = wired.layer, list[str]()
             for number, spec in enumerate(layer.blobs):
                 name = f"{layer.name}/{number}".replace(".", "_")
-                shared = param_name(layer, number)
+                shared = layer.param_name(number)
                 own.append(owners.setdefault(shared, name) if shared else name)
                 if own[-1] == name:
                     values = torch.zeros(tuple(spec.shape))

@@ -11,8 +11,8 @@ import torch
 
 from caffenets.deploy import Deploy
 from caffenets.export.trials import Arrays, Computed
+from caffenets.layers.prior_box import PriorBox
 from caffenets.onnx_session import opened
-from caffenets.pytorch.layers.prior_box import PriorBox
 from caffenets.pytorch.module import CaffeModule
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
 from caffenets.from_onnx.making import Array, Blob, NodeImport, NoLayer
 from caffenets.inputs import MOST_VALUES
 

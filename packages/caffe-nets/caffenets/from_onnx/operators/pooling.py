@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
 from caffenets.from_onnx.making import Blob, NodeImport, NoLayer
 from caffenets.from_onnx.operators.convolution import Pads, pads_of, per_axis, strides_of
 
