@@ -171,6 +171,35 @@ def test_a_node_computes_as_in_onnx(name: str, tmp_path: Path) -> None:
     assert apart(file, shape) <= 1e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_of_any_kind_compute_as_in_onnx(seed: int, tmp_path: Path) -> None:
+    rng, tried = np.random.default_rng(seed), 0
+    while tried < 12:
+        op = rng.choice(["Conv", "ConvTranspose", "MaxPool", "AveragePool"])
+        kernel, strides = rng.integers(1, 5, (2, 2)).tolist()
+        pads, dilations = rng.integers(0, 4, 4).tolist(), rng.integers(1, 4, 2).tolist()
+        options, weights = f"strides={strides}, pads={pads}", {}
+        if op.startswith("Conv"):
+            weights = {"w": (4, 2, *kernel)}
+            options += f", dilations={dilations}, group={2 if op == 'Conv' else 1}"
+        else:
+            options += f", kernel_shape={kernel}, ceil_mode={rng.integers(2)}"
+            options += f", count_include_pad={rng.integers(2)}" if op == "AveragePool" else ""
+        shape = (2, 4, *rng.integers(4, 12, 2).tolist())
+        names = "x, w" if weights else "x"
+        file = save(
+            tmp_path / "net.onnx", f"y = {op}<{options}>({names})", weights, ("n", *shape[1:])
+        )
+        try:
+            runtime.InferenceSession(str(file)).run(None, {"x": np.zeros(shape, np.float32)})
+        except Exception:  # of any class: the kernel is larger than its input, or pads than it
+            continue
+        tried += 1
+        take(file, tmp_path)
+        assert apart(file, shape) <= 1e-5, (op, options, shape)
+
+
 def test_layers_write_in_place_where_nobody_else_reads(tmp_path: Path) -> None:
     """`a` is read twice, and a Flatten shares its memory with what it reads."""
     nodes = "a = Conv(x, w)\nb = Relu(a)\nc = Tanh(b)\nd = Add(c, a)\ne = Flatten(d)\ny = Relu(e)\nz = Identity(y)"

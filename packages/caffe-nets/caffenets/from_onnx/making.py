@@ -100,11 +100,9 @@ class Net:
         What nobody reads goes to a Silence layer, or Caffe would make outputs of it.
         """
         called: dict[str, str] = {}
-        ends = {
-            name: NodeImport(self, Node("", name, (name,), (), {})) for name in self.graph.outputs
-        }
-        uses = self._uses() + Counter(node.blob(0).name for node in ends.values())
-        for name, node in ends.items():
+        ends = [NodeImport(self, Node("", one, (one,), (), {})) for one in self.graph.outputs]
+        uses = self._uses() + Counter(node.blob(0).name for node in ends)
+        for name, node in zip(self.graph.outputs, ends, strict=True):
             found = node.blob(0)
             if uses[found.name] > 1 or found.name in self.graph.inputs:
                 found = node.layer("Power", found)  # of what is read, Caffe makes no output

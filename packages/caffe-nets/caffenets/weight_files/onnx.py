@@ -131,9 +131,8 @@ def _whole(
         return None
     found = [value for one in listed for value in wire.integers(file, one, what, MOST_WHOLE)]
     content = b"".join(exactly(file, one.begin, one.end - one.begin, what) for one in raw)
-    if len(content) % kind.itemsize or len(content) // kind.itemsize + len(found) != math.prod(
-        shape
-    ):
+    size = len(content) / kind.itemsize + len(found)
+    if size != math.prod(shape):
         raise DamagedError(f"is damaged: {what} does not hold what its shape {tuple(shape)} needs")
     values = np.array(found, np.int64) if found else np.frombuffer(content, kind).astype(np.int64)
     return values.reshape(shape)
