@@ -22,7 +22,15 @@ from caffenets.extras import lacking, needed
 from caffenets.files import written_whole
 from caffenets.from_onnx.importing import import_net
 from caffenets.inputs import SizesError, deployed, given_shapes
-from caffenets.nets import check_net, computing, net_differences, read_deploy, read_net, search_of
+from caffenets.nets import (
+    about,
+    check_net,
+    computing,
+    net_differences,
+    read_deploy,
+    read_net,
+    search_of,
+)
 from caffenets.picture import picture
 from caffenets.prototxt.text import line_of_layer, to_text
 from caffenets.weight_files.stored import Shape, shape_text
@@ -52,13 +60,23 @@ Files of the name before are replaced. Nothing in a file is run, and no other fi
 def main(words: Sequence[str] | None = None) -> None:
     """Exits with the status of the command; prints the text of a `NetError` without a traceback."""
     asked = _parser().parse_args(words)
+    files = [str(getattr(asked, name)) for name in ("file", "first", "second") if name in asked]
     try:
-        sys.exit(asked.do(asked))
+        with about(" or ".join(files)):
+            status = asked.do(asked)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.exit(status)
     except NetError as error:
         print(f"caffenets: {error}", file=sys.stderr)
     except BrokenPipeError:  # `| head`
         sys.stdout = None
         sys.exit(0)
+    except OSError as error:  # of the standard output, or of the folder for scratch
+        sys.stdout = None
+        place = f"{error.filename} " if error.filename else ""
+        text = f"{place}cannot be written: {error.strerror or error}; make room"
+        print(f"caffenets: {text}", file=sys.stderr)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(2)
@@ -206,7 +224,7 @@ def _show(asked: argparse.Namespace) -> int:
             print(json.dumps(row))
         return 0
     for line in aligned(table):
-        print(line)
+        print(plain(line))
     print(end)
     return 0
 
@@ -237,7 +255,7 @@ def _shown_net(asked: argparse.Namespace) -> tuple[Rows, Table, str]:
 
 def _draw(net: Any, asked: argparse.Namespace) -> None:
     if asked.svg is not None:
-        _write(picture(net), asked.svg)
+        _write(picture(net), asked.svg, asked.file)
 
 
 def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -251,6 +269,11 @@ def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
+def plain(text: str) -> str:
+    """The text without what would steer a terminal: names in a file are a stranger's."""
+    return "".join(c if c.isprintable() else f"{c!a}"[1:-1] for c in text)
+
+
 def _deploy(asked: argparse.Namespace, given: Mapping[str, Shape]) -> Deploy:
     left_out: list[str] | None = [] if asked.ignore_unknown else None
     deploy = read_deploy(asked.file, given, left_out)
@@ -260,7 +283,7 @@ def _deploy(asked: argparse.Namespace, given: Mapping[str, Shape]) -> Deploy:
 
 
 def _write_deploy(asked: argparse.Namespace) -> int:
-    return _write(to_text(_deploy(asked, given_shapes(asked.shape)).net), asked.out)
+    return _write(to_text(_deploy(asked, given_shapes(asked.shape)).net), asked.out, asked.file)
 
 
 def _diff(asked: argparse.Namespace) -> int:
@@ -271,7 +294,7 @@ def _diff(asked: argparse.Namespace) -> int:
     if _is_net(asked.first):
         lines = list(net_differences(_net(asked.first, asked), _net(asked.second, asked)))
         for line in lines:
-            print(json.dumps({"difference": line}) if asked.json else line)
+            print(json.dumps({"difference": line}) if asked.json else plain(line))
         return 1 if lines else 0
     first, second = read_weights(asked.first), read_weights(asked.second)
     count = 0
@@ -282,7 +305,7 @@ def _diff(asked: argparse.Namespace) -> int:
         if asked.json:
             print(json.dumps({"name": one.name, "difference": one.text, "apart": one.apart}))
         else:
-            print(f"{one.name}: {one.text}")
+            print(plain(f"{one.name}: {one.text}"))
     if not asked.json:
         print(f"{count:,} of {len(first.keys() | second.keys()):,} arrays differ")
     return 1 if count else 0
@@ -293,9 +316,12 @@ def _export(asked: argparse.Namespace) -> int:
     wanted = Wanted(asked.onnx, asked.torch, asked.deploy)
     check_wanted(wanted, asked.weights)
     needed("torch", "torch", "an export, which is compared with the net,")
-    from caffenets.pytorch.trials import TrialsHere
+    from caffenets.pytorch.trials import TrialsHere, check_computable
 
+    for _, path in wanted:
+        _check_out(path, asked.file, asked.weights)
     deploy = _deploy(asked, given_shapes(asked.shape))
+    check_computable(deploy.net)
     before = _transforms(asked, deploy) if asked.transform else None
     with TemporaryDirectory() as scratch:
         for line in exported(
@@ -361,14 +387,21 @@ def _check(asked: argparse.Namespace) -> int:
 
 
 def _upgrade(asked: argparse.Namespace) -> int:
-    return _write(to_text(_net(asked.file, asked)), asked.out)
+    return _write(to_text(_net(asked.file, asked)), asked.out, asked.file)
 
 
-def _write(text: str, out: Path | None) -> int:
+def _check_out(out: Path, *read: Path | None) -> None:
+    for one in read:
+        if one is not None and out.exists() and out.samefile(one):
+            raise NetError(f"{out} is the file that is read: give the new one another name")
+
+
+def _write(text: str, out: Path | None, read: Path) -> int:
     if out is None:
         print(text, end="")
         return 0
     try:
+        _check_out(out, read)
         with written_whole(out) as file:
             file.write(text.encode())
     except OSError as error:

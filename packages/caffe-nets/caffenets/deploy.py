@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, is_data_layer
 from caffenets.errors import SolverError
+from caffenets.prototxt.text import did_you_mean, line_of_layer
 from caffenets.weight_files.stored import Shape
 
 # What a loss computes of its first bottom before it compares: the layer, and where the loss has its axis.
@@ -52,15 +53,28 @@ def deploy_of(
     needed = _needed(kept, wanted)
     made = type(net)(name=net.name)
     deploy = Deploy(made, notes=notes)
+    made_names, sources = set[str](), any(map(is_source, kept))
     for layer in kept:
         if not needed.intersection(layer.top):
             continue
+        lacks = [name for name in layer.bottom if name not in made_names] if sources else []
+        if lacks:
+            line, hint = line_of_layer(origin, layer.name), did_you_mean(lacks[0], made_names)
+            raise SolverError(
+                f"{origin}{line}: layer {layer.name!r} reads {lacks[0]!r}, which no earlier layer makes"
+                f"{hint or ': correct it'}"
+            )
+        made_names.update(layer.top)
         if not is_source(layer):
             made.layer.append(_bare(layer))
             continue
         tops = [str(top) for top in layer.top if top in needed]
         if layer.type == "Input":
-            sizes = dict(zip(layer.top, (tuple(one.dim) for one in _spread(layer)), strict=True))
+            spread = _spread(layer)
+            if len(spread) > len(layer.top):
+                text = f"has {len(spread)} shapes and {len(layer.top)} tops: give one for each"
+                raise SolverError(f"{origin}: layer {layer.name!r} (Input) {text}")
+            sizes = {top: tuple(one.dim) for top, one in zip(layer.top, spread, strict=True)}
             shapes: Mapping[str, Shape] = {top: sizes[top] for top in tops}
         else:
             shapes = shapes_of(layer, tops)
@@ -103,7 +117,7 @@ def batch_axes(net: Any) -> dict[str, int]:
     marks = [
         shapes[layer.bottom[1]]
         for layer in net.layer
-        if layer.type in ("LSTM", "RNN") and layer.bottom[1] in shapes
+        if layer.type in ("LSTM", "RNN") and shapes.keys() & layer.bottom[1:2]
     ]
     axes = {}
     for name, shape in shapes.items():
@@ -121,7 +135,7 @@ def _spread(layer: Any) -> list[Any]:
     """The shapes of an Input layer, one for each top."""
     shapes = layer.input_param.shape
     while len(shapes) < len(layer.top):
-        shapes.add().CopyFrom(shapes[0])
+        shapes.add().CopyFrom(shapes[0])  # of none: no sizes
     return list(shapes)
 
 
@@ -137,7 +151,7 @@ def _is_removed(layer: Any) -> bool:
 
 def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     """The layers that stay, the blobs that are to be outputs, and notes."""
-    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss")]
+    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss") and layer.bottom]
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
     kept = [layer for layer in net.layer if not _is_removed(layer)]

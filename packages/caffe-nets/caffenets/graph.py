@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, Final
 
 from caffenets.errors import EngineError
 from caffenets.known_types import refusals, type_here
 from caffenets.layer import Layer, LayerContext, Shape
 from caffenets.layers import LAYERS
+from caffenets.weight_files.stored import MOST_AXES, shape_text
 from caffenets.wiring import (
     Wired,
     check_gradients,
@@ -23,6 +25,7 @@ from caffenets.wiring import (
     split_outputs,
 )
 
+MOST_VALUES: Final = 2**31 - 1  # of a blob
 _AUTOMATIC: Final = "(automatic)"  # Caffe's name for a top that no layer can read
 
 
@@ -120,6 +123,12 @@ class NetGraph:
             )
         detached = frozenset(at for at, given in enumerate(param.propagate_down) if not given)
         shapes = layer.setup([self._shapes[number] for number in bottoms])
+        for shape in (*shapes, *(one.shape for one in layer.blobs)):  # Caffe: blob.cpp, Reshape
+            if len(shape) > MOST_AXES or min(shape, default=0) < 0 or prod(shape) > MOST_VALUES:
+                raise layer.refuse(
+                    f"has a blob of {shape_text(tuple(shape))[:200]}, but Caffe's hold at most {MOST_VALUES:,} "
+                    f"values along {MOST_AXES} axes: correct its sizes"
+                )
         first = len(self._shapes)
         self._shapes += [tuple(shape) for shape in shapes]
         tops = tuple(range(first, len(self._shapes)))

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from caffenets.checks.nets import Known, problems_of_layers
 from caffenets.checks.paths import SearchPath
 from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES
 from caffenets.deploy import Deploy, is_whole
+from caffenets.errors import EngineError, SolverError
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
 from caffenets.known_types import refusals
 from caffenets.layers import LAYERS
 from caffenets.prototxt.state import filter_net
-from caffenets.prototxt.text import read_text, to_text
+from caffenets.prototxt.text import line_of_layer, read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
 from caffenets.weight_files.stored import Shape
+
+# How sentences about layers begin.
+_NAMED: Final = re.compile(r"(?:layer '([^']*)'|the net) ")
+MOST_LAYERS: Final = 20_000  # a ResNet of 1,001 has some 5,000
+
+
+@contextmanager
+def about(what: Path | str) -> Iterator[None]:
+    """What is raised about a layer names this file and the line, too; too little memory is an `EngineError`."""
+    try:
+        yield
+    except EngineError as error:
+        named = _NAMED.match(str(error))
+        if named is None:
+            raise
+        line = line_of_layer(str(what), named[1]) if named[1] else ""
+        raise EngineError(f"{what}{line}: {error}") from None
+    except RecursionError:
+        raise EngineError(f"{what} has too many brackets within brackets: correct them") from None
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        text = "needs more memory than there is: free some, or give a smaller batch or another file"
+        raise EngineError(f"{what} {text}") from None
 
 
 def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
@@ -29,6 +56,9 @@ def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
     path = Path(path)
     net = caffe_schema().NetParameter()
     read_text(path, net, left_out)
+    layers = len(net.layer) + len(net.layers)
+    if layers > MOST_LAYERS or not (layers or net.input):
+        raise SolverError(f"{path}: has {layers:,} layers: give a net with 1 to {MOST_LAYERS:,}")
     upgrade_net(net, str(path))
     return net
 

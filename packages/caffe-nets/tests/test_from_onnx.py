@@ -154,6 +154,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "channels last": ("y = Transpose<perm=[0,2,3,1]>(x)", {}),
     "resize": ('y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , s)',
                {"s": np.array([1, 1, 2, 3], np.float32)}),
+    "resize to sizes": ('h = Shape<start=0, end=2>(x)\nt = Concat<axis=0>(h, s)\ny = Resize(x, , , t)', {"s": [27, 16]}),
+    "upsample": ("y = Upsample(x, s)", {"s": np.array([1, 1, 2, 1], np.float32)}, IMAGE, 9),
     "in place": ("a = Conv(x, w)\nb = Relu(a)\nc = Clip(b, l, h)\nd = Add(c, a)\ny = Relu(d)",
                  {"w": (4, 4, 1, 1), "l": 0.0, "h": 1.0}),
     "aliases": ("a = Relu(x)\nb = Identity(a)\nc = Dropout(b)\ny = Identity(c)", {}),

@@ -302,7 +302,7 @@ EXPORT = "export model.caffemodel --net net.prototxt --onnx made.out"
 BROKEN: dict[str, tuple[Any, str, str]] = {
     "truncated": (cut, EXPORT, "model.caffemodel is not a .caffemodel, or a truncated one ("),
     "no-model": (not_one, EXPORT, "model.caffemodel is not a .caffemodel, or a truncated one"),
-    "empty-model": (empty, EXPORT, "has no values for blob 0 of layer 'conv1': give those of this net"),
+    "empty-model": (empty, EXPORT, "model.caffemodel is empty: give another file"),
     "another-net": (of_another_net, EXPORT, "blob 0 of layer 'ip1' is 21 x 72 in this net, but 20 x 72"),
     "another-name": (renamed, EXPORT, "has no values for blob 0 of layer 'ip9': give those of this net"),
     "nan": (with_nan, EXPORT, "values of blob 0 of layer 'ip' are NaN or infinite"),

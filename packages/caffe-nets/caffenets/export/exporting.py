@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from caffenets.export.trials import Arrays, Computed, Trials
 from caffenets.extras import lacking
 from caffenets.files import written_whole
 from caffenets.forms.steps import Dims, dims_of
+from caffenets.inputs import MOST_VALUES
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import Model, read_model
 
@@ -258,6 +260,9 @@ def _tried(
 ) -> list[_Try]:
     drawn = []
     for net in nets:
+        values = sum(prod(shape.dim) for one in net.layer for shape in one.input_param.shape)
+        if values > MOST_VALUES:
+            raise SolverError(f"the inputs have {values:,} values: give smaller ones by --shape")
         rng = np.random.default_rng(_SEED)
         records = draw_inputs(net, rng)
         pixels = {name: rng.integers(0, 256, records[name].shape) for name in before}

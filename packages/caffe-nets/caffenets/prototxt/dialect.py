@@ -30,6 +30,7 @@ _TOKEN: Final = re.compile(
 _NAMES: Final = re.compile(r"\s*[:{<]")  # what follows the name of a field
 _SCALAR: Final = re.compile(r"\w+\s*:\s*([A-Za-z0-9_.+-]+)")
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_MOST_BACKSLASHES: Final = 200  # protobuf takes time by the square of their number
 _ESCAPED: Final = "abfnrtv\\?'\"01234567xX"
 _NOT_UTF8: Final = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes a byte
 
@@ -112,6 +113,8 @@ def _place(text: str, line: int, column: int) -> int:
 def _encoding(raw: bytes) -> str:
     if raw.startswith(b"\xef\xbb\xbf"):
         return "begins with a byte-order mark, which Caffe does not read: save the file as UTF-8 without it"
+    if raw and (problem := files.what_instead(raw)):
+        return problem
     zeros = sorted(half.count(0) for half in (raw[::2], raw[1::2]))
     if zeros[0] == 0 and zeros[1] > max(8, len(raw) / 4):  # the high bytes of what is ASCII in it
         return "is in UTF-16, which Caffe does not read: save the file as UTF-8"
@@ -127,6 +130,8 @@ def _refused(kind: str, token: str) -> str:
         return "'+' before a number is not read by Caffe: leave it out"
     if kind == "string" and _NOT_UTF8.search(token):
         return "the text in quotes is not in UTF-8: save the file as UTF-8"
+    if kind == "string" and "\\" * _MOST_BACKSLASHES in token:
+        return f"has {_MOST_BACKSLASHES} backslashes beside each other: leave them out"
     for escape in _ESCAPE.finditer(token) if kind == "string" else ():
         if len(escape[1]) == 1 and escape[1] not in _ESCAPED:
             return f"{token[:40]} has {escape[0]}: write two backslashes for one, or / in a path"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,9 +20,10 @@ from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_word
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
-_NUMBER: Final = re.compile(
-    r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
-)
+_NUMBER: Final = re.compile(r": (?:Value out of range|Couldn't parse integer): (-?[\w.+-]+)$")
+_ITS_FIELD: Final = re.compile(r"(\w{1,100})\s{0,100}:\s{0,100}\Z")
+_MOST_PARSED_BYTES: Final = 50 << 20  # by all passes over unknown fields: some seconds
+_PASS_BYTES: Final = 20_000  # in whose time a sentence is made about a field
 _TYPO: Final = 0.76  # of difflib, from 0 to 1; below it words have little in common
 _TAKE_OUT: Final = ": take it out (--ignore-unknown leaves such fields out)"
 _INTEGERS: Final = {
@@ -54,10 +56,15 @@ def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> No
     try:
         text = caffes_text(path)
     except OSError as error:
+        remedy = "correct the path or its permissions"
+        if error.errno == errno.EFBIG:
+            remedy = "give the text of a net, without its weights"
         raise SolverError(
-            f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
+            f"{path}: cannot be read ({error.strerror or error}): {remedy}"
         ) from error
+    parsed = 0
     while True:
+        parsed += len(text) // 2 + _PASS_BYTES  # up to the field, on average
         try:
             text_format.Parse(text, message)
             return
@@ -66,6 +73,8 @@ def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> No
             place, unknown = _PLACE.match(str(error)), _FIELD.search(str(error))
             if place is None or unknown is None:
                 raise SolverError(explained) from error
+            if parsed > _MOST_PARSED_BYTES:
+                raise SolverError(f"{explained}; so are too many fields") from error
             line, column = int(place[1]), int(place[2])
             named = unknown[1].rpartition(".")[2], unknown[2]
             said = in_bvlcs_words(*named, value_of_field(text, line, column))
@@ -113,17 +122,19 @@ def _explain(error: str, message: Any) -> str:
         owner = field[1].rpartition(".")[2]
         other = about_field(owner, field[2])
         hint = f": {other}" if other else did_you_mean(field[2], known) or _TAKE_OUT
-        return f"{where}{owner} has no field {field[2]!r}{hint}"
+        return f"{where}{owner} has no field {_cut(field[2])!r}{hint}"
     if (value := _ENUM.search(what)) is not None:
         known = pool.FindEnumTypeByName(value[1]).values_by_name
         word = value[2].strip("\"'")
         hint = "; leave the quotes out" if word != value[2] else did_you_mean(word, known)
-        return f"{where}{word!r} is not one of {', '.join(known)}{hint}"
+        return f"{where}{_cut(word)!r} is not one of {', '.join(known)}{hint}"
     if (number := _NUMBER.search(what)) is not None:
-        if problem := _whole(number[2]):
-            return f"{where}{number[1]} is {_cut(number[2])}: {problem}"
-        bound = _bound(number[1], message)
-        return f"{where}{number[1]} is {_cut(number[2])}{bound or ', too far: use a smaller one'}"
+        before = what[: what.find(number[1])][-300:]
+        field_name = one[1] if (one := _ITS_FIELD.search(before)) else "a number"
+        if problem := _whole(number[1]):
+            return f"{where}{field_name} is {_cut(number[1])}: {problem}"
+        bound = _bound(field_name, message)
+        return f"{where}{field_name} is {_cut(number[1])}{bound or ', too far: use a smaller one'}"
     return f"{where}{_cut(' '.join(what.split())).rstrip('.')}: correct the text there"
 
 

@@ -119,7 +119,7 @@ class _File:
         if begin is None:
             raise DamagedError(f"declares {size:,} values for {what}, and holds none")
         pieces = [Piece(begin, size, np.dtype(kind.str))] if size else []
-        return self._table.array(stored(self._path, what, dataset.shape, pieces))
+        return self._table.array(stored(self._path, what, dataset.shape or (), pieces))
 
     def number(self, name: str) -> int:
         """The first number of a dataset of the root."""

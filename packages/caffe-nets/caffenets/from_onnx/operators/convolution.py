@@ -221,26 +221,24 @@ def _pad(node: NodeImport) -> list[Blob]:
 def _resize(node: NodeImport) -> list[Blob]:
     """By whole factors, each place repeated: a deconvolution with ones."""
     x, upsample = node.blob(0), node.node.op == "Upsample"
-    axes = len(x.shape)
-    given = node.option("scales")
-    if given is None:
-        scales, sizes = node.value(1 if upsample else 2), None if upsample else node.value(3)
-        if isinstance(scales, np.ndarray) and scales.size:
-            given = scales.tolist()
-        elif isinstance(sizes, np.ndarray) and sizes.size == axes:
-            given = [size / own for size, own in zip(sizes.tolist(), x.shape, strict=True)]
-    ways = (node.option("mode", "nearest"), node.option("nearest_mode", "round_prefer_floor"))
-    centered = node.option("coordinate_transformation_mode", "half_pixel")
-    plain = upsample or (centered, ways[1]) in (
-        ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil"),
-    )  # fmt: skip
-    whole = given is not None and len(given) == axes and all(n >= 1 and n == int(n) for n in given)
-    if not whole or ways[0] != "nearest" or not plain or axes < 3 or [*given[:2]] != [1, 1]:
+    sizes: Any = None if upsample else node.value(3)
+    given = node.option("scales") or node.value(1 if upsample else 2)
+    scales = np.asarray(given if sizes is None else np.divide(sizes, x.shape), np.float64)
+    ways = [
+        node.option(name, usual)
+        for name, usual in (
+            ("mode", "nearest"), ("coordinate_transformation_mode", "half_pixel"),
+            ("nearest_mode", "round_prefer_floor"),
+        )
+    ]  # fmt: skip
+    plain = upsample or ways[1:] in (["asymmetric", "floor"], ["half_pixel", "round_prefer_floor"])
+    whole = scales.shape == (len(x.shape),) and all(n >= 1 and n == int(n) for n in scales)
+    if ways[0] != "nearest" or not plain or not whole or len(x.shape) < 3 or scales[:2].max() > 1:
         raise NoLayer(
             "resizes otherwise than by whole factors and with the nearest place (mode nearest, asymmetric and floor), "
             "which no layer of Caffe does: resize in this way, or learn a ConvTranspose"
         )
-    factors = [int(one) for one in given[2:]]
+    factors = [int(one) for one in scales[2:]]
     shape = (*x.shape[:2], *(n * by for n, by in zip(x.shape[2:], factors, strict=True)))
     if max(factors) > MOST_VALUES // math.prod(x.shape):
         raise NoLayer(f"makes {shape}, which no blob is: correct the factors")

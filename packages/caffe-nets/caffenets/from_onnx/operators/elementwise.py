@@ -16,16 +16,6 @@ def _plain(kind: str, **params: Any) -> Callable[[NodeImport], list[Blob]]:
     return lambda node: [node.layer(kind, node.blob(0), **params)]
 
 
-def _with_option(
-    kind: str, param: str, field: str, option: str, usual: float
-) -> Callable[[NodeImport], list[Blob]]:
-    def operator(node: NodeImport) -> list[Blob]:
-        params: Any = {param: {field: node.option(option, usual)}}
-        return [node.layer(kind, node.blob(0), **params)]
-
-    return operator
-
-
 def _affine(node: NodeImport, x: Blob, scale: float, shift: float) -> Blob:
     if scale == 1.0 and shift == 0.0:
         return x
@@ -227,8 +217,8 @@ OPERATORS: Final = {
     "Exp": _plain("Exp"), "Log": _plain("Log"), "Softplus": _plain("BNLL"),
     "Neg": _plain("Power", power_param={"scale": -1.0}), "Sqrt": _plain("Power", power_param={"power": 0.5}),
     "Reciprocal": _plain("Power", power_param={"power": -1.0}),
-    "LeakyRelu": _with_option("ReLU", "relu_param", "negative_slope", "alpha", 0.01),
-    "Elu": _with_option("ELU", "elu_param", "alpha", "alpha", 1.0), "PRelu": _prelu,
+    "LeakyRelu": lambda node: _plain("ReLU", relu_param={"negative_slope": node.option("alpha", 0.01)})(node),
+    "Elu": lambda node: _plain("ELU", elu_param={"alpha": node.option("alpha", 1.0)})(node), "PRelu": _prelu,
     "Clip": _clip, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
     "BatchNormalization": _batch_normalization, "LRN": _lrn, "Softmax": _softmax, "LogSoftmax": _softmax,
     "Add": _folded("SUM"), "Sum": _folded("SUM"), "Mul": _folded("PROD"), "Max": _folded("MAX"),
