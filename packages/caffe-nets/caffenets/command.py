@@ -17,8 +17,10 @@ from caffenets.deploy import Deploy
 from caffenets.errors import EngineError, NetError, SolverError
 from caffenets.export.exporting import Wanted, check_wanted, exported
 from caffenets.export.transform import Transform, transforms_of
-from caffenets.extras import needed
+from caffenets.export.weights_back import import_weights
+from caffenets.extras import lacking, needed
 from caffenets.files import written_whole
+from caffenets.from_onnx.importing import import_net
 from caffenets.inputs import SizesError, deployed, given_shapes
 from caffenets.nets import (
     about,
@@ -38,6 +40,21 @@ FORMATS: Final = """A file named .prototxt is a net, in any format that Caffe ha
 .caffemodel and .caffemodel.h5 of Caffe, .onnx, a state dict of PyTorch (.pt, .pth), .npz of NumPy. Nothing in a file is
 run, and no other file is opened. Status: 0 if all is well (diff: the two are equal), 1 if the two differ, 2 for a file
 that cannot be read."""
+
+IMPORTS: Final = """examples:
+  caffenets import net.onnx --to deploy.prototxt
+      writes deploy.prototxt and deploy.caffemodel: a convolutional net in plain layers of BVLC's
+      Caffe, for devices whose tools read nothing else. A free batch becomes 1. Both are computed on
+      random records, by caffenets and by ONNX Runtime, and the largest difference is printed; above
+      1e-4 of the largest output nothing is written. Nodes for which Caffe has no layer are named,
+      all of them together, and nothing is written.
+  caffenets import net.onnx --shape data=1x3x224x224 --to deploy.prototxt
+      the same for a file that leaves height and width open
+  caffenets import trained.pt --net deploy.prototxt --to trained.caffemodel
+      the weights of a file that `caffenets export` wrote, or of one with the same names (.onnx, .pt,
+      .npz), back into a .caffemodel; what was exported comes back to the bit
+
+Files of the name before are replaced. Nothing in a file is run, and no other file is opened."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -133,6 +150,21 @@ def _parser() -> argparse.ArgumentParser:
         help="a module of plain PyTorch, and a .pt beside it",
     )
     export.add_argument("--deploy", type=Path, metavar="OUT.prototxt", help="the deploy net")
+    back = command(
+        "import",
+        _import,
+        "Write a net of ONNX as a net of Caffe, or weights from elsewhere into a .caffemodel",
+    )
+    back.epilog = IMPORTS
+    back.formatter_class = argparse.RawDescriptionHelpFormatter
+    back.add_argument("file", type=Path, metavar="FILE", help=".onnx; with --net .pt or .npz, too")
+    back.add_argument(
+        "--to", type=Path, required=True, metavar="OUT",
+        help="OUT.prototxt, and OUT.caffemodel beside it; with --net a .caffemodel or .caffemodel.h5",
+    )  # fmt: skip
+    back.add_argument(
+        "--net", type=Path, metavar="NET.prototxt", help="the net that FILE was exported of: take its weights alone"
+    )  # fmt: skip
     export.add_argument(
         "--transform",
         action="store_true",
@@ -145,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="DIR",
             help="also search here for the files that the net names with relative paths",
         )
-    for one in (show, check, deploy, export):
+    for one in (show, check, deploy, export, back):
         one.add_argument(
             "--shape",
             action="append",
@@ -153,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME=SIZES",
             help="the sizes of an input, the batch among them, where the net does not say them: data=1x3x227x227",
         )
-    for one in (show, check, diff, upgrade, deploy, export):
+    for one in (show, check, diff, upgrade, deploy, export, back):
         one.add_argument(
             "--ignore-unknown",
             action="store_true",
@@ -297,6 +329,30 @@ def _export(asked: argparse.Namespace) -> int:
             Path(scratch),
             before=before,
         ):
+            print(line)
+    return 0
+
+
+def _import(asked: argparse.Namespace) -> int:
+    given, what = given_shapes(asked.shape), "a comparison with the ONNX file"
+    lack = lacking("torch", "torch", what) or lacking("onnxruntime", "onnx", what)
+    trials: Any = f"not compared: {lack}"
+    if asked.net is not None:
+        needed("torch", "torch", "an import of weights, which are tried in the net,")
+    if asked.net is not None or not lack:
+        from caffenets.pytorch.trials import TrialsHere
+
+        trials = TrialsHere()
+    with TemporaryDirectory() as scratch:
+        if asked.net is None:
+            lines = import_net(asked.file, asked.to, given, trials, Path(scratch))
+        else:
+            net = _net(asked.net, asked)
+            lines = import_weights(
+                asked.file, asked.to, net, lambda blobs: read_deploy(asked.net, given, blobs=blobs),
+                trials, str(asked.net), Path(scratch),
+            )  # fmt: skip
+        for line in lines:
             print(line)
     return 0
 

@@ -82,6 +82,9 @@ def deploy_of(
         for top in tops:
             inputs.input_param.shape.add().dim.extend(shapes[top])
             deploy.inputs[top] = tuple(shapes[top])
+    silent = _silenced(net) - {str(name) for layer in made.layer for name in layer.bottom}
+    if tops := [str(top) for layer in made.layer for top in layer.top if top in silent]:
+        made.layer.add(name="silence", type="Silence", bottom=tops)
     if not deploy.inputs:
         raise SolverError(
             f"{origin}: has no input: no layer that brings records is left without its losses; give a net with "
@@ -152,7 +155,7 @@ def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
     kept = [layer for layer in net.layer if not _is_removed(layer)]
-    apart = {str(layer.bottom[0]) for layer in side if layer.bottom}
+    apart = {str(layer.bottom[0]) for layer in side if layer.bottom} | _silenced(net)
     read = {str(name) for layer in kept for name in layer.bottom if name not in layer.top}
     wanted: dict[str, None] = {}
     for loss in main:
@@ -161,8 +164,8 @@ def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
             kept.append(added)
             wanted.update(dict.fromkeys(map(str, added.top)))
             read.add(str(loss.bottom[0]))
-    removed = [layer for layer in net.layer if _is_removed(layer)]
-    ends = [str(name) for layer in removed for name in layer.bottom if layer.type != "Silence"]
+    removed = [one for one in net.layer if _is_removed(one) and one.type != "Silence"]
+    ends = [str(name) for layer in removed for name in layer.bottom]
     ends += [str(top) for layer in kept if not is_source(layer) for top in layer.top]
     for name in ends:
         computed = name in trained or not removed
@@ -173,6 +176,11 @@ def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
         names = ", ".join(repr(str(layer.name)) for layer in side)
         notes.append(f"left out with what only they need: {names}, losses of lesser weight")
     return kept, list(wanted), notes
+
+
+def _silenced(net: Any) -> set[str]:
+    """The blobs that are to be no outputs."""
+    return {str(name) for layer in net.layer if layer.type == "Silence" for name in layer.bottom}
 
 
 def _by_weight(losses: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -64,13 +64,18 @@ def read_net(path: Path | str, left_out: list[str] | None = None) -> Any:
 
 
 def read_deploy(
-    path: Path | str, given: Mapping[str, Shape] | None = None, left_out: list[str] | None = None
+    path: Path | str,
+    given: Mapping[str, Shape] | None = None,
+    left_out: list[str] | None = None,
+    blobs: Mapping[str, Sequence[Shape]] | None = None,
 ) -> Deploy:
     """The deploy net of a train or test net, or the net itself if it is one; `given` are shapes of inputs by name.
 
-    Raises `SolverError`, also where the shape of an input has to be given.
+    `blobs`, the shapes of the weights by layers, tell the sizes of others. Raises `SolverError`, also where the shape
+    of an input has to be given.
     """
-    return deployed(computing(read_net(path, left_out), str(path)), str(path), given or {})
+    net = computing(read_net(path, left_out), str(path))
+    return deployed(net, str(path), given or {}, blobs=blobs)
 
 
 def computing(net: Any, origin: str) -> Any:

@@ -147,7 +147,7 @@ def exported(
         outputs = built.tries[0].computed.outputs
         ends = _ends(built.dims, deploy.inputs, outputs, found_in(built.net.layer, outputs))
         lines.append(f"{wanted.deploy}: {ends}")
-    _write(files)
+    write_files(files)
     yield from deploy.notes
     if built.batch:
         yield f"the batch is {built.batch} and not free: {built.why}"
@@ -337,8 +337,8 @@ def _ends(
     return f"{listed(inputs)} -> {listed(outputs)}"
 
 
-def _write(files: Mapping[Path, Path]) -> None:
-    """Copy the files to their names; if one cannot be written, none stays."""
+def write_files(files: Mapping[Path, Path]) -> None:
+    """Copy the files to their names; if one cannot be written, none stays. Raises `ConfigError`."""
     done: list[Path] = []
     try:
         for path, file in files.items():

@@ -167,7 +167,7 @@ def layered(
         raise SolverError(problems)
     layers = []
     for layer in NetGraph(net, "TEST", _CONTEXT).layers:
-        if layer.param.type != "Input":
+        if layer.param.type not in ("Input", "Silence"):
             shapes = tuple(blobs.get(layer.name, ()))
             layer.step = _step(
                 layer.param, names, owners, dims, shapes, net, blobs, constants or {}
