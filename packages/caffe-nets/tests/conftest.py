@@ -95,7 +95,7 @@ Cases = Mapping[str, tuple[Mapping[str, int], list[list[str]]]]
 
 @pytest.fixture(scope="session")
 def tried() -> Any:
-    """Of each case what its commands said in this folder, the MiB that they took, and their seconds of processor time."""
+    """Of each case what its commands said in this folder, the MiB that they took, and their processor seconds."""
     return _tried
 
 
