@@ -17,8 +17,17 @@ from caffenets.weight_files.stored import Shape
 _WITHIN: Final = {
     "SoftmaxWithLoss": ("Softmax", "softmax_param"),
     "InfogainLoss": ("Softmax", "infogain_loss_param"),
+    "SoftmaxWithLossOHEM": ("Softmax", "softmax_param"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", ""),
 }
+# Layers of other Caffes that measure, or choose what a loss counts.
+_MEASURES: Final = (
+    "SegAccuracy",
+    "LabelsequenceAccuracy",
+    "BoxAnnotatorOHEM",
+    "EvalDetection",
+    "MatWrite",
+)
 _FILLER: Final = "FillerParameter"
 
 
@@ -128,13 +137,17 @@ def is_source(layer: Any) -> bool:
 
 
 def _is_removed(layer: Any) -> bool:
-    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output")
-    return layer.type in kinds or str(layer.type).endswith("Loss")
+    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output", *_MEASURES)
+    return layer.type in kinds or _is_loss(layer)
+
+
+def _is_loss(layer: Any) -> bool:
+    return str(layer.type).endswith(("Loss", "LossOHEM")) or layer.type == "WarpCTC"
 
 
 def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     """The layers that stay, the blobs that are to be outputs, and notes."""
-    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss")]
+    losses = [layer for layer in net.layer if _is_loss(layer)]
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
     kept = [layer for layer in net.layer if not _is_removed(layer)]
@@ -220,6 +233,12 @@ def _bare(layer: Any) -> Any:
     bare.CopyFrom(layer)
     for name in ("loss_weight", "propagate_down", "include", "exclude", "phase", "blobs"):
         bare.ClearField(name)
+    if layer.type == "BN" and (
+        bare.bn_param.HasField("scale_filler") or bare.bn_param.HasField("shift_filler")
+    ):
+        bare.bn_param.bn_mode = (
+            bare.bn_param.bn_mode
+        )  # without the fillers nothing else says whose it is
     shared = [param for param in layer.param if param.name]
     del bare.param[:]
     for param in layer.param if shared else ():

@@ -30,6 +30,10 @@ def obstacle_to_parts(net: Any) -> str:
             return f"{name} draws what is trained from its batch"
         if layer.type == "BatchNorm" and not layer.batch_norm_param.use_global_stats:
             return f"{name} normalizes by the statistics of its batch"
+        if layer.type == "BN" and not layer.bn_param.frozen:
+            return f"{name} normalizes by the statistics of its batch"
+        if layer.type == "CenterLoss":
+            return f"{name} moves centers by how often their class is in its batch"
         if layer.type == "Filter":
             return f"{name} keeps another number of records in each batch"
     return ""

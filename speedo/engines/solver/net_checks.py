@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES, batch_of, data_layers, is_data_layer
 from caffenets.known_types import type_here
-from caffenets.prototxt.forks import about_layer
+from caffenets.prototxt.forks import about_layer, unread_problem
 from caffenets.prototxt.text import did_you_mean, line_of_layer
 from speedo.engines.layer_types import layer_types, refusals
 from speedo.engines.solver.paths import SearchPath
@@ -66,6 +66,8 @@ def problems_of_deploy(
 
 def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
     known = layer_types(engine)
+    if problem := unread_problem(net, nested=False):
+        yield f"the net {problem}"
     tops: list[str] = []
     for layer in net.layer:
         name = f"layer {layer.name!r}"
@@ -73,6 +75,8 @@ def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
             other = about_layer(layer.type, layer_types("torch"))
             suggestion = f": {other}" if other else did_you_mean(layer.type, known)
             yield f"{name} has the unknown type {layer.type!r}{suggestion or ', none of BVLC Caffe: correct it'}"
+        elif problem := unread_problem(layer):
+            yield f"{name} {problem}"
         for bottom in layer.bottom:
             if bottom not in tops:
                 suggestion = did_you_mean(bottom, tops) or ": correct it"

@@ -8,13 +8,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf import text_format
+from google.protobuf import text_encoding, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from caffenets import files
 from caffenets.errors import SolverError
-from caffenets.prototxt.dialect import caffes_text, value_of_field, with_field
-from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_words
+from caffenets.prototxt.dialect import caffes_text, with_fields
+from caffenets.prototxt.forks import (
+    about_field,
+    changes_the_net,
+    in_bvlcs_words,
+    is_of_another,
+    kept_as,
+)
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
@@ -22,6 +28,8 @@ _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
 _NUMBER: Final = re.compile(
     r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
 )
+_KEPT: Final = "unread"  # holds the text of a field of another Caffe
+_WRITTEN: Final = re.compile(rf'^(\s*){_KEPT}: "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
 _TYPO: Final = 0.76  # of difflib, from 0 to 1; below it words have little in common
 _TAKE_OUT: Final = ": take it out (--ignore-unknown leaves such fields out)"
 _INTEGERS: Final = {
@@ -47,9 +55,10 @@ def _own_part(word: str) -> str:
 def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> None:
     """Parse the file into `message`; raises `SolverError` with file, line and a suggestion.
 
-    A field that BVLC's Caffe has under another name is read as that. With a list `left_out` other fields that `message`
-    does not have are no error, unless they are known to change what a net computes: each is left out, and a sentence
-    about it is added to the list.
+    A field that BVLC's Caffe has under another name is read as that. Other fields of other Caffes are kept as text
+    (`unread` in caffe.proto), which `to_text` writes as it was. With a list `left_out` fields that no Caffe is known to
+    have are no error: each is left out, and a sentence about it is added to the list; so is one without effect where
+    `message` cannot keep it.
     """
     try:
         text = caffes_text(path)
@@ -62,23 +71,58 @@ def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> No
             text_format.Parse(text, message)
             return
         except text_format.ParseError as error:
-            explained = f"{path}{_explain(str(error), message)}"
-            place, unknown = _PLACE.match(str(error)), _FIELD.search(str(error))
-            if place is None or unknown is None:
-                raise SolverError(explained) from error
-            line, column = int(place[1]), int(place[2])
-            named = unknown[1].rpartition(".")[2], unknown[2]
-            said = in_bvlcs_words(*named, value_of_field(text, line, column))
-            if not said:
-                if left_out is None:
-                    raise SolverError(explained) from error
-                if changes_the_net(*named):
-                    raise SolverError(
-                        f"{explained}; --ignore-unknown does not leave it out, because it changes what the net computes"
-                    ) from error
-                left_out.append(explained)
-            message.Clear()
-            text = with_field(text, line, column, said)
+            said = f"{path}{_explain(str(error), message)}"
+            text = _in_known_words(text, str(error), message, said, left_out)
+
+
+def parse_text(text: str, message: Any) -> Any:
+    """Parse text that was written by `to_text`; returns `message`."""
+    while True:
+        try:
+            return text_format.Parse(text, message)
+        except text_format.ParseError as error:
+            text = _in_known_words(text, str(error), message, str(error), None)
+
+
+def _in_known_words(
+    text: str, error: str, message: Any, explained: str, left_out: list[str] | None
+) -> str:
+    """The text without this error of protobuf's; raises `SolverError` with `explained`. Clears `message`."""
+    place, unknown, value = _PLACE.match(error), _FIELD.search(error), _ENUM.search(error)
+    found = unknown or value
+    if place is None or found is None:
+        raise SolverError(explained)
+    owner = found[1] if unknown else found[1].rpartition(".")[0]
+    try:
+        keeps = _KEPT in message.DESCRIPTOR.file.pool.FindMessageTypeByName(owner).fields_by_name
+    except KeyError:  # an enum of no message
+        keeps = False
+    owner = owner.rpartition(".")[2]
+    is_read = False
+
+    def instead(said: str, kind: str) -> str | None:
+        nonlocal is_read
+        name, _, word = (one.strip() for one in said.partition(":"))
+        name = re.split(r"\W", name)[0]
+        new = in_bvlcs_words(owner, name, word) if unknown else ""
+        if not new and keeps and is_of_another(owner, name, kind if unknown else word, not unknown):
+            new = kept_as(owner, name, word, re.sub(r"[ \t]*\n[ \t]*", " ", said))
+        is_read |= bool(new)
+        return new or None
+
+    line, column = int(place[1]), int(place[2])
+    changed = with_fields(text, line, column, instead)
+    if not is_read:
+        if left_out is None or not unknown:
+            raise SolverError(explained)
+        if changes_the_net(owner, unknown[2]):
+            raise SolverError(
+                f"{explained}; --ignore-unknown does not leave it out, because it changes what the net computes"
+            )
+        left_out.append(explained)
+        changed = with_fields(text, line, column, lambda said, kind: "", every=False)
+    message.Clear()
+    return changed
 
 
 def set_field(message: Any, field: str, value: Any) -> None:
@@ -92,15 +136,12 @@ def set_field(message: Any, field: str, value: Any) -> None:
         ) from None
 
 
-def parse_text(text: str, message: Any) -> Any:
-    """Parse text that was written by `to_text`; returns `message`."""
-    text_format.Parse(text, message)
-    return message
-
-
 def to_text(message: Any) -> str:
-    """The message as text that Caffe reads back to the same values."""
-    return str(text_format.MessageToString(message))
+    """The message as text that Caffe, or the other Caffe that it was written for, reads back to the same values."""
+    return _WRITTEN.sub(
+        lambda found: found[1] + text_encoding.CUnescape(found[2]).decode(),
+        text_format.MessageToString(message),
+    )
 
 
 def _explain(error: str, message: Any) -> str:
