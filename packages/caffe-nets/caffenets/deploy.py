@@ -17,17 +17,15 @@ from caffenets.weight_files.stored import Shape
 _WITHIN: Final = {
     "SoftmaxWithLoss": ("Softmax", "softmax_param"),
     "InfogainLoss": ("Softmax", "infogain_loss_param"),
-    "SoftmaxWithLossOHEM": ("Softmax", "softmax_param"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", ""),
 }
-# Layers of other Caffes that measure, or choose what a loss counts.
+# Layers of other Caffes that measure, or compute for losses alone; whoever reads them does so, too.
 _MEASURES: Final = (
-    "SegAccuracy",
-    "LabelsequenceAccuracy",
-    "BoxAnnotatorOHEM",
-    "EvalDetection",
-    "MatWrite",
-)
+    "SegAccuracy", "LabelsequenceAccuracy", "CTCGreedyDecoder", "EvalDetection", "MatWrite", "BoxAnnotatorOHEM",
+    "SoftmaxWithLossOHEM", "SmoothL1LossOHEM", "MarginInnerProduct", "LargeMarginInnerProduct", "AdaptiveBiasChannel",
+    "UniqueLabel",
+)  # fmt: skip
+_MOVES: Final = ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power", "Interp")
 _FILLER: Final = "FillerParameter"
 
 
@@ -142,7 +140,7 @@ def _is_removed(layer: Any) -> bool:
 
 
 def _is_loss(layer: Any) -> bool:
-    return str(layer.type).endswith(("Loss", "LossOHEM")) or layer.type == "WarpCTC"
+    return str(layer.type).endswith("Loss") or layer.type == "WarpCTC"
 
 
 def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
@@ -150,12 +148,17 @@ def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     losses = [layer for layer in net.layer if _is_loss(layer)]
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
-    kept = [layer for layer in net.layer if not _is_removed(layer)]
+    kept, gone = [], set[str]()
+    for layer in net.layer:
+        if layer.type in _MEASURES or gone.intersection(layer.bottom):
+            gone.update(map(str, layer.top))
+        elif not _is_removed(layer):
+            kept.append(layer)
     apart = {str(layer.bottom[0]) for layer in side if layer.bottom}
     read = {str(name) for layer in kept for name in layer.bottom if name not in layer.top}
     wanted: dict[str, None] = {}
     for loss in main:
-        added = _within(loss, kept, net)
+        added = None if gone.intersection(loss.bottom[:1]) else _within(loss, kept, net)
         if added is not None:
             kept.append(added)
             wanted.update(dict.fromkeys(map(str, added.top)))
@@ -189,7 +192,7 @@ def _trained(layers: Iterable[Any]) -> set[str]:
     """The blobs that a computing layer makes of the records, other than by reshaping and cutting alone."""
     found: set[str] = set()
     for layer in layers:
-        moves = layer.type in ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power")
+        moves = layer.type in _MOVES
         if is_source(layer) or _is_removed(layer):
             continue
         if not moves or found.intersection(layer.bottom):

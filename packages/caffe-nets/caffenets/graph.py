@@ -59,8 +59,9 @@ class NetGraph:
         if kind is None and param.type in refusals():
             raise EngineError(f"layer {param.name!r} ({param.type}) {refusals()[param.type]}")
         if kind is None:
-            about = about_layer(param.type, LAYERS) or "which is not known: correct it"
-            raise EngineError(f"layer {param.name!r} has the type {param.type!r}, {about}")
+            about = about_layer(param.type, LAYERS)
+            about = f": {about}" if about else ", which is not known: correct it"
+            raise EngineError(f"layer {param.name!r} has the type {param.type!r}{about}")
         return kind(param, context)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES, batch_of, data_layers, is_data_layer
 from caffenets.known_types import type_here
-from caffenets.prototxt.forks import about_layer, unread_problem
+from caffenets.prototxt.forks import about_layer
 from caffenets.prototxt.text import did_you_mean, line_of_layer
 from speedo.engines.layer_types import layer_types, refusals
 from speedo.engines.solver.paths import SearchPath
@@ -33,12 +33,12 @@ def net_problems(
     nets = [(_TRAIN, parameter.train_net_param)]
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
-    known = layer_types(engine)
+    computed = set(layer_types(engine)) - refusals(engine).keys()
     for (role, net), file in zip(nets, net_files, strict=False):
         found += _refused(net, file, engine)
         found += [f"{file}: {text}" for text in _layers(net, search, engine)]
         # A layer of another Caffe may bring the records, or be the loss.
-        if all(layer.type in known or not about_layer(layer.type, ()) for layer in net.layer):
+        if all(layer.type in computed or not about_layer(layer.type, ()) for layer in net.layer):
             found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)
@@ -66,8 +66,6 @@ def problems_of_deploy(
 
 def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
     known = layer_types(engine)
-    if problem := unread_problem(net, nested=False):
-        yield f"the net {problem}"
     tops: list[str] = []
     for layer in net.layer:
         name = f"layer {layer.name!r}"
@@ -75,8 +73,6 @@ def _layers(net: Any, search: SearchPath, engine: EngineName) -> Iterator[str]:
             other = about_layer(layer.type, layer_types("torch"))
             suggestion = f": {other}" if other else did_you_mean(layer.type, known)
             yield f"{name} has the unknown type {layer.type!r}{suggestion or ', none of BVLC Caffe: correct it'}"
-        elif problem := unread_problem(layer):
-            yield f"{name} {problem}"
         for bottom in layer.bottom:
             if bottom not in tops:
                 suggestion = did_you_mean(bottom, tops) or ": correct it"

@@ -83,7 +83,7 @@ def test_a_field_that_is_known_to_change_the_net_is_never_left_out(
     read_text(path, net, left_out)
     assert left_out == []
     assert to_text(net).split() == f'layer {{ name: "a" {field} }}'.split()
-    assert [*unread(net)][0][1] in field
+    assert next(unread(net))[1] in field
 
 
 def test_a_net_in_a_solvers_place_is_called_one(tmp_path: Path) -> None:

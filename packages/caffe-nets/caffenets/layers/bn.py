@@ -12,17 +12,16 @@ from caffenets.layer import BlobSpec, Layer, LayerContext, Shape
 from caffenets.torch_later import Tensor, torch
 
 _EPS: Final = 1e-9  # SegNet's
-_BATCH: Final = "normalizes by the statistics of each batch: {}"
 
 
 class BN(Layer):
     """scale x + shift, where x is normalized by channel unless `bn_mode` is INFERENCE; or as PSPNet has it.
 
-    With any of `scale_filler`, `shift_filler` and `bn_mode` it is SegNet's: blobs (1, channels, 1, 1) of scale and shift,
-    and LEARN takes the statistics of each batch, in tests too. Otherwise it is PSPNet's: blobs (1, channels) of slope,
-    bias, mean and variance; tests and `frozen` take these, a training pass moves them by 1 - `momentum` towards the
-    batch's. A variance is that of all values, m in its divisor. layers/bn_layer.cpp of SegNet's Caffe (Badrinarayanan et
-    al. 2015, arXiv:1511.00561) and of PSPNet's (Zhao et al. 2016, arXiv:1612.01105).
+    With any of `scale_filler`, `shift_filler` and `bn_mode` it is SegNet's: blobs (1, channels, 1, 1) of scale and
+    shift, and LEARN takes the statistics of each batch, in tests too. Otherwise it is PSPNet's: blobs (1, channels) of
+    slope, bias, mean and variance; tests and `frozen` take these, a training pass moves them by 1 - `momentum` towards
+    the batch's. A variance has the number of values in its divisor. layers/bn_layer.cpp of SegNet's Caffe
+    (Badrinarayanan et al. 2015, arXiv:1511.00561) and of PSPNet's (Zhao et al. 2016, arXiv:1612.01105).
     """
 
     in_place = True
@@ -97,7 +96,7 @@ class BN(Layer):
     def _check_stored(self) -> None:
         if self._learns:
             raise NoEqual(
-                _BATCH.format("set bn_mode: INFERENCE, for weights that were made for it")
+                "normalizes by the statistics of each batch: set bn_mode: INFERENCE, with weights made for it"
             )
 
 

@@ -73,10 +73,11 @@ class Reverse(Layer):
 
 
 class Reorg(Layer):
-    """Channels in place of height and width, each less by `stride`; with `reverse` height and width in place of channels.
+    """Channels in place of height and width, each less by `stride`; with `reverse` the opposite.
 
-    As in Darknet (reorg_cpu), the first takes its bottom in memory for one of fewer channels and larger height and width
-    before it moves values. Redmon and Farhadi 2016, arXiv:1612.08242; layers/reorg_layer.cpp of the Caffes with YOLO.
+    As in Darknet (reorg_cpu), the first takes its bottom in memory for one of fewer channels and larger height and
+    width before it moves values. Redmon and Farhadi 2016, arXiv:1612.08242; layers/reorg_layer.cpp of the Caffes with
+    YOLO's layers.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

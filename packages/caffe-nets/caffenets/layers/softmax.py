@@ -72,8 +72,8 @@ class _Labelled(Layer):
 class SoftmaxWithLoss(_Labelled):
     """The mean of -log softmax at each label; a second top has the softmax, without a gradient.
 
-    As in Caffe the logarithm stops at FLT_MIN (a loss of 87.34), the gradient does not. With `weight_by_label_freqs` each
-    is multiplied by its label's `class_weighting` (SegNet's Caffe). Caffe: layers/softmax_loss_layer.cpp.
+    As in Caffe the logarithm stops at FLT_MIN (a loss of 87.34), the gradient does not. With `weight_by_label_freqs`
+    each is multiplied by its label's `class_weighting` (SegNet's Caffe). Caffe: layers/softmax_loss_layer.cpp.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:

@@ -87,18 +87,24 @@ def with_fields(
     """The text of `caffes_text` with other text for the field there, and for each of its name in fields of equal names.
 
     `line` and `column`, counted from 1, are in its name or value. `instead` is given the field's text and the `type`
-    that stands beside it; "" takes the field out, None leaves it. No line becomes another.
+    of the layer around it; "" takes the field out, None leaves it. No line becomes another.
     """
     fields, place = _fields(text), _place(text, line, column)
     own = max((one for one in fields if one.start <= place), key=lambda one: one.start)
     kinds = {one.around: text[one.start : one.end] for one in fields if one.name == "type"}
+
+    def type_around(one: _Field) -> str:
+        while one.around >= 0 and fields[one.around].name not in ("layer", "layers"):
+            one = fields[one.around]
+        words = re.split(r"[:\s\"']+", kinds.get(one.around, ""))
+        return words[1] if len(words) > 1 else ""
+
     made, done = [], 0
     for one in fields:
         if one is not own and not (every and (one.name, one.names) == (own.name, own.names)):
             continue
         said = text[one.start : one.end]
-        kind = re.split(r"[:\s\"']+", kinds.get(one.around, ""))
-        new = instead(said, kind[1] if len(kind) > 1 else "")
+        new = instead(said, type_around(one))
         if new is not None and one.start >= done:
             made += [text[done : one.start], new, "\n" * said.count("\n")]
             done = one.end

@@ -25,7 +25,9 @@ _CTC: Final = "a Caffe with CTC's loss"
 _CRNN: Final = "a Caffe for text"
 _FACES: Final = "a Caffe for faces"
 _MASKS: Final = "MNC's Caffe"
-_HED: Final = "HED's Caffe"
+_TEXT_BOXES: Final = "TextBoxes' Caffe"
+_C3D: Final = "C3D's Caffe"
+_OPENPOSE: Final = "OpenPose's Caffe"
 LAYERS: Final = {
     "ROIPooling": _FAST, "SmoothL1Loss": _FAST, "PSROIPooling": _RFCN, "BoxAnnotatorOHEM": _RFCN,
     "SmoothL1LossOHEM": _RFCN, "SoftmaxWithLossOHEM": _RFCN,
@@ -42,16 +44,16 @@ LAYERS: Final = {
     "CenterLoss": "the Caffe of center loss", "TripletLoss": _FACES,
     "MarginInnerProduct": "SphereFace's Caffe", "LargeMarginInnerProduct": "L-Softmax's Caffe",
     "L2Normalization": _FACES, "Reverse": _CRNN, "Transpose": _CRNN, "Lstm": _CRNN, "ContinuationIndicator": _CTC,
-    "LabelsequenceAccuracy": _CTC, "CTCGreedyDecoder": _CTC, "ImageLabelmapData": _HED, "ROIAlign": "Mask R-CNN's Caffe",
-    "ROIWarping": _MASKS, "MaskPooling": _MASKS, "MaskResize": _MASKS, "DeformableConvolution": "R-FCN's deformable Caffe",
-    "SpatialTransformer": "a Caffe with spatial transformers", "Convolution3D": "C3D's Caffe", "Pooling3D": "C3D's Caffe",
-    "NdConvolution": "C3D's Caffe", "ImResize": "OpenPose's Caffe", "Nms": "OpenPose's Caffe",
-    "MultiStageMeanfield": "CRF-RNN's Caffe", "CPMData": "OpenPose's Caffe", "CPMDataTransform": "OpenPose's Caffe",
+    "LabelsequenceAccuracy": _CTC, "CTCGreedyDecoder": _CTC, "WarpCTCLoss": _CTC, "ImageLabelmapData": "HED's Caffe",
+    "ROIAlign": "Mask R-CNN's Caffe", "ROIWarping": _MASKS, "MaskPooling": _MASKS, "MaskResize": _MASKS,
+    "DeformableConvolution": "R-FCN's deformable Caffe", "SpatialTransformer": "a Caffe with spatial transformers",
+    "Convolution3D": _C3D, "Pooling3D": _C3D, "NdConvolution": _C3D, "ImResize": _OPENPOSE, "Nms": _OPENPOSE,
+    "MultiStageMeanfield": "CRF-RNN's Caffe", "CPMData": _OPENPOSE, "CPMDataTransform": _OPENPOSE,
     "Correlation": _FLOWNET, "Correlation1D": _FLOWNET, "FlowWarp": _FLOWNET, "Resample": _FLOWNET,
     "CustomData": _FLOWNET, "DataAugmentation": _FLOWNET, "Downsample": _FLOWNET, "ChannelNorm": _FLOWNET,
     "LpqLoss": _FLOWNET, "Reorg": _DARKNET, "RegionLoss": _DARKNET, "Yolov3": _DARKNET,
-    "Region": _DARKNET, "RegionOutput": _DARKNET, "DetectionLoss": _DARKNET, "EvalDetection": _DARKNET, "BoxData": _DARKNET,
-    "YoloDetectionOutput": _DARKNET, "Yolov3DetectionOutput": _DARKNET, "YoloSegLoss": _DARKNET,
+    "Region": _DARKNET, "RegionOutput": _DARKNET, "DetectionLoss": _DARKNET, "EvalDetection": _DARKNET,
+    "BoxData": _DARKNET, "YoloDetectionOutput": _DARKNET, "Yolov3DetectionOutput": _DARKNET, "YoloSegLoss": _DARKNET,
     "DetectNetTransformation": _NVIDIA, "L1Loss": _FLOWNET, "Accum": _FLOWNET, "FlowAugmentation": _FLOWNET,
     "Mean": _FLOWNET,
 }  # fmt: skip
@@ -77,21 +79,36 @@ _FIELDS: Final = {
     **dict.fromkeys((f"ImageDataParameter.{name}" for name in (
         "is_rsdata", "rs_channels", "is_modis_bin", "modis_channles", "modis_channel_list", "modis_class_num",
     )), _PSPNET),
+    "LayerParameter.softmaxloss_param": _DEEPLAB,
+    **dict.fromkeys((f"AnnotatedDataParameter.{name}" for name in (
+        "yolo_data_type", "yolo_data_jitter", "train_diffcult", "single_class", "seg_scales", "iters")), _DARKNET),
     "LayerParameter.shuffle_param": "ShuffleNet's Caffe", "ReLUParameter.slope_type": _DARKNET,
-    "BatchNormParameter.scale_bias": _NVIDIA, "LayerParameter.detectnet_groundtruth_param": _NVIDIA,
+    **dict.fromkeys((f"BatchNormParameter.{name}" for name in ("scale_bias", "scale_filler", "bias_filler")), _NVIDIA),
+    **dict.fromkeys((f"BNParameter.{name}" for name in (
+        "var_eps", "decay", "moving_average", "axis")), "a Caffe before PSPNet's"),
+    "BatchNormParameter.slope_filler": "an older Caffe of NVIDIA", "BNParameter.icnet": _PSPNET,
+    "BatchNormParameter.icnet": _PSPNET,
+    **dict.fromkeys((f"TransformationParameter.{name}" for name in (
+        "random_aspect_ratio_param", "random_resize_param")), _INTEL),
+    **dict.fromkeys((f"PriorBoxParameter.{name}" for name in ("fixed_size", "fixed_ratio", "density")), _FACES),
+    "PriorBoxParameter.additional_y_offset": _TEXT_BOXES, "MultiBoxLossParameter.use_polygon": _TEXT_BOXES,
+    "DetectionOutputParameter.use_polygon": _TEXT_BOXES, "SoftmaxParameter.normalize_type": _FACES,
+    "InnerProductParameter.normalize": _FACES, "LayerParameter.detectnet_groundtruth_param": _NVIDIA,
     "LayerParameter.detectnet_augmentation_param": _NVIDIA, "NetParameter.bn_stats_batch_size": _INTEL,
 }  # fmt: skip
 # Those that choose only how fast and how precisely that Caffe computes.
 _WITHOUT_EFFECT: Final = {
     **dict.fromkeys(("engine", "forward_type", "backward_type", "forward_math", "backward_math", "cudnn_math_override",
                      "conv_algos_override", "cudnn_convolution_algo_seeker"), "several Caffes"),
-    "LayerParameter.reshape_every_iter": _FLOWNET,
+    "LayerParameter.reshape_every_iter": _FLOWNET, "LayerParameter.strict_dim": _DEEPLAB,
     **dict.fromkeys((f"NetParameter.default_{way}" for way in (
         "forward_type", "backward_type", "forward_math", "backward_math")), _NVIDIA),
     "SolverParameter.disabled_update": _INTEL, "SolverParameter.optimize_learning_rate": _INTEL,
 }  # fmt: skip
 # Values of enums that BVLC's Caffe lacks, as MESSAGE.FIELD: VALUE.
 _VALUES: Final = {"LossParameter.normalization: PRE_FIXED": _RFCN}
+# Fields that BVLC's or SSD's Caffe has once, and another several times.
+REPEATED: Final = {"TransformationParameter.resize_param": _DARKNET}
 _BOOLEANS: Final = {"true": "CEIL", "True": "CEIL", "t": "CEIL", "1": "CEIL",
                     "false": "FLOOR", "False": "FLOOR", "f": "FLOOR", "0": "FLOOR"}  # fmt: skip
 # Fields that say in another Caffe what BVLC's says by another name: that name, and its values where they differ too.
@@ -127,26 +144,19 @@ def is_of_another(owner: str, field: str, said: str, by_value: bool) -> bool:
     """Whether another Caffe has this field, or with `by_value` this value of it.
 
     `said` is the value, or else the type of the layer that has the field: one that no file here knows is another
-    Caffe's, and so is its parameter.
+    Caffe's, and so are its parameters.
     """
+    if by_value and f"{owner}.{field}" == _OLD_TYPE:
+        return said.replace("_", "").lower() in _BY_NAME
     if by_value:
-        name = f"{owner}.{field}: {said}"
-        return (
-            field in _WITHOUT_EFFECT
-            or name in _VALUES
-            or name == f"{_OLD_TYPE}: {said}"
-            and said.replace("_", "").lower() in _BY_NAME
-        )
+        return field in _WITHOUT_EFFECT or f"{owner}.{field}: {said}" in _VALUES
+    owner = owner.removeprefix("V1")
     if f"{owner}.{field}" in _SAME:  # with a value that cannot be
         return False
     if _fork_of(owner, field) or _is_without_effect(owner, field):
         return True
-    return (
-        owner == "LayerParameter"
-        and field.endswith("_param")
-        and bool(said)
-        and said not in _known()
-    )
+    is_own = field.endswith("_param") or owner != "LayerParameter"
+    return is_own and owner != "NetParameter" and bool(said) and said not in _known()
 
 
 def kept_as(owner: str, field: str, value: str, said: str) -> str:
@@ -154,7 +164,7 @@ def kept_as(owner: str, field: str, value: str, said: str) -> str:
     if f"{owner}.{field}" == _OLD_TYPE:
         name = value.replace("_", "").lower()
         return f'type_name: "{next(one for one in LAYERS if one.lower() == name)}"'
-    return f'unread: "{text_encoding.CEscape(said, as_utf8=True)}"'
+    return f'unread: "{text_encoding.CEscape(said.encode(), as_utf8=True)}"'
 
 
 def unread(message: Any, nested: bool = True) -> Iterator[tuple[str, str]]:
@@ -213,11 +223,11 @@ def _is_without_effect(owner: str, field: str) -> bool:
 @cache
 def _known() -> frozenset[str]:
     """The types of layers that this package knows."""
-    from caffenets.data_layers import FED_FROM_OUTSIDE, SOURCES
     from caffenets.known_types import refusals
     from caffenets.layers import LAYERS as COMPUTED
 
-    return frozenset({*SOURCES, *FED_FROM_OUTSIDE, *refusals()} - LAYERS.keys() | COMPUTED.keys())
+    data = {"Data", "HDF5Data", "ImageData"}
+    return frozenset(data | (refusals().keys() - LAYERS.keys()) | COMPUTED.keys())
 
 
 def _fork_of(owner: str, field: str) -> str:

@@ -15,6 +15,7 @@ from caffenets import files
 from caffenets.errors import SolverError
 from caffenets.prototxt.dialect import caffes_text, with_fields
 from caffenets.prototxt.forks import (
+    REPEATED,
     about_field,
     changes_the_net,
     in_bvlcs_words,
@@ -25,6 +26,7 @@ from caffenets.prototxt.forks import (
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
+_TWICE: Final = re.compile(r'Message type "([\w.]+)" should not have multiple "(\w+)" fields')
 _NUMBER: Final = re.compile(
     r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
 )
@@ -89,10 +91,11 @@ def _in_known_words(
 ) -> str:
     """The text without this error of protobuf's; raises `SolverError` with `explained`. Clears `message`."""
     place, unknown, value = _PLACE.match(error), _FIELD.search(error), _ENUM.search(error)
-    found = unknown or value
+    twice = _TWICE.search(error)
+    found = unknown or value or twice
     if place is None or found is None:
         raise SolverError(explained)
-    owner = found[1] if unknown else found[1].rpartition(".")[0]
+    owner = found[1].rpartition(".")[0] if value else found[1]
     try:
         keeps = _KEPT in message.DESCRIPTOR.file.pool.FindMessageTypeByName(owner).fields_by_name
     except KeyError:  # an enum of no message
@@ -105,13 +108,17 @@ def _in_known_words(
         name, _, word = (one.strip() for one in said.partition(":"))
         name = re.split(r"\W", name)[0]
         new = in_bvlcs_words(owner, name, word) if unknown else ""
-        if not new and keeps and is_of_another(owner, name, kind if unknown else word, not unknown):
+        if twice:
+            is_known = f"{owner}.{name}" in REPEATED
+        else:
+            is_known = is_of_another(owner, name, kind if unknown else word, not unknown)
+        if not new and keeps and is_known:
             new = kept_as(owner, name, word, re.sub(r"[ \t]*\n[ \t]*", " ", said))
         is_read |= bool(new)
         return new or None
 
     line, column = int(place[1]), int(place[2])
-    changed = with_fields(text, line, column, instead)
+    changed = with_fields(text, line, column, instead, every=not twice)
     if not is_read:
         if left_out is None or not unknown:
             raise SolverError(explained)
