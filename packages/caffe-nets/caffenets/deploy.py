@@ -23,7 +23,7 @@ _WITHIN: Final = {
 _MEASURES: Final = (
     "SegAccuracy", "LabelsequenceAccuracy", "CTCGreedyDecoder", "EvalDetection", "MatWrite", "BoxAnnotatorOHEM",
     "SoftmaxWithLossOHEM", "SmoothL1LossOHEM", "MarginInnerProduct", "LargeMarginInnerProduct", "AdaptiveBiasChannel",
-    "UniqueLabel",
+    "UniqueLabel", "Yolov3", "YoloSeg",
 )  # fmt: skip
 _MOVES: Final = ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power", "Interp")
 _FILLER: Final = "FillerParameter"

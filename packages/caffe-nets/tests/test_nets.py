@@ -85,8 +85,11 @@ def test_the_command_upgrades_and_compares_nets(tmp_path: Path, run: Any) -> Non
         ("layer {", "line 1"),
         ("layer { name: 'a' type: 'Yolo' yolo_p: 3 }", "--ignore-unknown leaves such fields out"),
         ("layers { } layer { }", "has both `layer` and `layers`"),
+        ("layer { foo [1] }", "line 1: LayerParameter has no field 'foo'"),
+        ("foo", "line 1: NetParameter has no field 'foo'"),
+        ("layer { type: 'X' odd_param { a: 1", 'line 1: Expected "}"'),
     ],
-    ids=["typo", "solver", "cut", "unknown", "mixed"],
+    ids=["typo", "solver", "cut", "unknown", "mixed", "no value", "a word", "another's, cut"],
 )
 def test_what_is_wrong_with_a_net_is_told_with_the_remedy(
     tmp_path: Path, run: Any, text: str, told: str
@@ -185,6 +188,12 @@ def test_what_another_caffe_alone_computes_is_refused_when_it_is_computed(
     assert (status, out) == (2, "")
     assert told in err
     assert "layer 'l' " in err
+
+
+@pytest.mark.parametrize("text", ["layer { foo [1] }", "foo", "layer { type: 'X' odd_param { a: 1"])
+def test_what_is_no_field_is_not_left_out(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SolverError, match="line 1"):
+        read_net(net(tmp_path, text), [])
 
 
 def test_an_old_net_of_another_caffe_is_upgraded(tmp_path: Path, run: Any) -> None:

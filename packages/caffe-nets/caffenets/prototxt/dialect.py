@@ -78,7 +78,7 @@ class _Field:
     names: tuple[str, ...]
     around: int
     start: int
-    end: int = 0
+    end: int
 
 
 def with_fields(
@@ -90,7 +90,9 @@ def with_fields(
     of the layer around it; "" takes the field out, None leaves it. No line becomes another.
     """
     fields, place = _fields(text), _place(text, line, column)
-    own = max((one for one in fields if one.start <= place), key=lambda one: one.start)
+    own = next((one for one in reversed(fields) if one.start <= place), None)
+    if own is None:
+        return text
     kinds = {one.around: text[one.start : one.end] for one in fields if one.name == "type"}
 
     def type_around(one: _Field) -> str:
@@ -139,7 +141,7 @@ def _fields(text: str) -> list[_Field]:
             names = tuple(found[at].name for at in around if at >= 0)
             own = next((at for at in reversed(around) if at >= 0), -1)
             named, last = len(found), -1
-            found.append(_Field(said, names, own, token.start()))
+            found.append(_Field(said, names, own, token.start(), len(text)))
     return found
 
 

@@ -53,7 +53,7 @@ LAYERS: Final = {
     "CustomData": _FLOWNET, "DataAugmentation": _FLOWNET, "Downsample": _FLOWNET, "ChannelNorm": _FLOWNET,
     "LpqLoss": _FLOWNET, "Reorg": _DARKNET, "RegionLoss": _DARKNET, "Yolov3": _DARKNET,
     "Region": _DARKNET, "RegionOutput": _DARKNET, "DetectionLoss": _DARKNET, "EvalDetection": _DARKNET,
-    "BoxData": _DARKNET, "YoloDetectionOutput": _DARKNET, "Yolov3DetectionOutput": _DARKNET, "YoloSegLoss": _DARKNET,
+    "BoxData": _DARKNET, "YoloDetectionOutput": _DARKNET, "Yolov3DetectionOutput": _DARKNET, "YoloSeg": _DARKNET,
     "DetectNetTransformation": _NVIDIA, "L1Loss": _FLOWNET, "Accum": _FLOWNET, "FlowAugmentation": _FLOWNET,
     "Mean": _FLOWNET,
 }  # fmt: skip
@@ -79,7 +79,8 @@ _FIELDS: Final = {
     **dict.fromkeys((f"ImageDataParameter.{name}" for name in (
         "is_rsdata", "rs_channels", "is_modis_bin", "modis_channles", "modis_channel_list", "modis_class_num",
     )), _PSPNET),
-    "LayerParameter.softmaxloss_param": _DEEPLAB,
+    "LayerParameter.softmaxloss_param": _DEEPLAB, "LayerParameter.quantization_param": _INTEL,
+    "BatchNormParameter.filler": _INTEL, "BatchNormParameter.use_weight_bias": _INTEL,
     **dict.fromkeys((f"AnnotatedDataParameter.{name}" for name in (
         "yolo_data_type", "yolo_data_jitter", "train_diffcult", "single_class", "seg_scales", "iters")), _DARKNET),
     "LayerParameter.shuffle_param": "ShuffleNet's Caffe", "ReLUParameter.slope_type": _DARKNET,

@@ -27,6 +27,7 @@ _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
 _TWICE: Final = re.compile(r'Message type "([\w.]+)" should not have multiple "(\w+)" fields')
+_WORD: Final = re.compile(r"\W")
 _NUMBER: Final = re.compile(
     r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
 )
@@ -106,7 +107,9 @@ def _in_known_words(
     def instead(said: str, kind: str) -> str | None:
         nonlocal is_read
         name, _, word = (one.strip() for one in said.partition(":"))
-        name = re.split(r"\W", name)[0]
+        name = _WORD.split(name)[0]
+        if unknown and name != unknown[2]:  # what is there is not the text of a field
+            return None
         new = in_bvlcs_words(owner, name, word) if unknown else ""
         if twice:
             is_known = f"{owner}.{name}" in REPEATED
@@ -127,7 +130,13 @@ def _in_known_words(
                 f"{explained}; --ignore-unknown does not leave it out, because it changes what the net computes"
             )
         left_out.append(explained)
-        changed = with_fields(text, line, column, lambda said, kind: "", every=False)
+
+        def left(said: str, kind: str) -> str | None:
+            return "" if _WORD.split(said)[0] == unknown[2] else None
+
+        changed = with_fields(text, line, column, left, every=False)
+        if changed == text:
+            raise SolverError(explained)
     message.Clear()
     return changed
 
