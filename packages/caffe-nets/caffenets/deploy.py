@@ -20,6 +20,13 @@ _WITHIN: Final = {
     "InfogainLoss": ("Softmax", "infogain_loss_param"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", ""),
 }
+# Layers of other Caffes that measure, or compute for losses alone; whoever reads them does so, too.
+_MEASURES: Final = (
+    "SegAccuracy", "LabelsequenceAccuracy", "CTCGreedyDecoder", "EvalDetection", "MatWrite", "BoxAnnotatorOHEM",
+    "SoftmaxWithLossOHEM", "SmoothL1LossOHEM", "MarginInnerProduct", "LargeMarginInnerProduct", "AdaptiveBiasChannel",
+    "UniqueLabel", "Yolov3", "YoloSeg",
+)  # fmt: skip
+_MOVES: Final = ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power", "Interp")
 _FILLER: Final = "FillerParameter"
 
 
@@ -145,21 +152,30 @@ def is_source(layer: Any) -> bool:
 
 
 def _is_removed(layer: Any) -> bool:
-    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output")
-    return layer.type in kinds or str(layer.type).endswith("Loss")
+    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output", *_MEASURES)
+    return layer.type in kinds or _is_loss(layer)
+
+
+def _is_loss(layer: Any) -> bool:
+    return str(layer.type).endswith("Loss") or layer.type == "WarpCTC"
 
 
 def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     """The layers that stay, the blobs that are to be outputs, and notes."""
-    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss") and layer.bottom]
+    losses = [layer for layer in net.layer if _is_loss(layer) and layer.bottom]
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
-    kept = [layer for layer in net.layer if not _is_removed(layer)]
+    kept, gone = [], set[str]()
+    for layer in net.layer:
+        if layer.type in _MEASURES or gone.intersection(layer.bottom):
+            gone.update(map(str, layer.top))
+        elif not _is_removed(layer):
+            kept.append(layer)
     apart = {str(layer.bottom[0]) for layer in side if layer.bottom} | _silenced(net)
     read = {str(name) for layer in kept for name in layer.bottom if name not in layer.top}
     wanted: dict[str, None] = {}
     for loss in main:
-        added = _within(loss, kept, net)
+        added = None if gone.intersection(loss.bottom[:1]) else _within(loss, kept, net)
         if added is not None:
             kept.append(added)
             wanted.update(dict.fromkeys(map(str, added.top)))
@@ -198,7 +214,7 @@ def _trained(layers: Iterable[Any]) -> set[str]:
     """The blobs that a computing layer makes of the records, other than by reshaping and cutting alone."""
     found: set[str] = set()
     for layer in layers:
-        moves = layer.type in ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power")
+        moves = layer.type in _MOVES
         if is_source(layer) or _is_removed(layer):
             continue
         if not moves or found.intersection(layer.bottom):
@@ -242,6 +258,12 @@ def _bare(layer: Any) -> Any:
     bare.CopyFrom(layer)
     for name in ("loss_weight", "propagate_down", "include", "exclude", "phase", "blobs"):
         bare.ClearField(name)
+    if layer.type == "BN" and (
+        bare.bn_param.HasField("scale_filler") or bare.bn_param.HasField("shift_filler")
+    ):
+        bare.bn_param.bn_mode = (
+            bare.bn_param.bn_mode
+        )  # without the fillers nothing else says whose it is
     shared = [param for param in layer.param if param.name]
     del bare.param[:]
     for param in layer.param if shared else ():

@@ -14,6 +14,7 @@ from caffenets.errors import EngineError
 from caffenets.known_types import refusals, type_here
 from caffenets.layer import Layer, LayerContext, Shape
 from caffenets.layers import LAYERS
+from caffenets.prototxt.forks import about_layer, unread_problem
 from caffenets.weight_files.stored import MOST_AXES, shape_text
 from caffenets.wiring import (
     Wired,
@@ -41,6 +42,8 @@ class NetGraph:
         # Names that may be read, and those whose value nobody has read yet.
         self._names: dict[str, int] = {}
         unread: set[str] = set()
+        if problem := unread_problem(net, nested=False):
+            raise EngineError(f"the net {problem}")
         for param in net.layer:
             self._add(param, replace(context, phase=_phase_of(param, phase)), unread)
         readers = readers_of(self._wired, len(self._shapes))
@@ -59,9 +62,9 @@ class NetGraph:
         if kind is None and param.type in refusals():
             raise EngineError(f"layer {param.name!r} ({param.type}) {refusals()[param.type]}")
         if kind is None:
-            raise EngineError(
-                f"layer {param.name!r} has the type {param.type!r}, which is not known: correct it"
-            )
+            about = about_layer(param.type, LAYERS)
+            about = f": {about}" if about else ", which is not known: correct it"
+            raise EngineError(f"layer {param.name!r} has the type {param.type!r}{about}")
         return kind(param, context)
 
     @property
@@ -108,6 +111,8 @@ class NetGraph:
             unnamed.top.append(_AUTOMATIC)
             param = unnamed
         layer = self.make_layer(param, place)
+        if problem := unread_problem(param):
+            raise layer.refuse(problem)
         bottoms = []
         for name in param.bottom:
             if name not in self._names:

@@ -12,9 +12,17 @@ from typing import Any, Final
 
 import pytest
 
+from caffenets import host_program
 from caffenets.command import main
 
 Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a program around the package, whatever other tests of this process have imported."""
+    monkeypatch.setattr(host_program, "_schema", host_program.own_schema)
+    monkeypatch.setattr(host_program, "_remedy", host_program._take_out)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def records(folder: Path) -> None:
         (INPUT + CONV.replace('"Convolution"', '"HDF5Output"').replace(WINDOWS, ""),
          ["line 2: layer 'conv' (HDF5Output) writes its bottoms to a file at every step"]),
         (INPUT + CONV.replace('"Convolution"', '"WarpCTC"').replace(WINDOWS, ""),
-         ["it is no layer of BVLC's Caffe, but of a Caffe with CTC's loss: take it out"]),
+         ["layer 'conv' (WarpCTC) compares sequences in training: take the deploy net, without it"]),
         (DATA + CONV, []),
         (DATA.replace("batch_size: 4", "batch_size: 0") + CONV, ["line 1: layer 'data' has batch_size 0"]),
         (DATA.replace('"records"', '"others"') + CONV, ["line 1: layer 'data' reads its records from 'others'"]),

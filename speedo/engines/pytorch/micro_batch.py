@@ -29,7 +29,7 @@ _LEAVE_IT_OUT: Final = "leave micro_batch out"
 _MIXING: Final = frozenset(
     {
         "RNN", "LSTM", "LSTMUnit", "BatchReindex", "Filter", "DetectionOutput", "DetectionEvaluate", "Proposal",
-        "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling",
+        "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling", "Reverse",
     }
 )  # fmt: skip
 # Of a GPU's memory; more in use after the first step, and the parts are halved once more.

@@ -161,6 +161,14 @@ FORKS = {
         f'type: "ConvolutionDepthwise" convolution_param {{ num_output: 8 kernel_size: 3 stride: 2 {FILLED} }}', IMAGE
     ),
     "permute": one('type: "Permute" permute_param { order: 0 order: 2 order: 3 order: 1 }', IMAGE),
+    "transpose": one('type: "Transpose" transpose_param { dim: 0 dim: 2 dim: 3 dim: 1 }', IMAGE),
+    "reverse": one('type: "Reverse" reverse_param { axis: 2 }', IMAGE),
+    "reorg": one('type: "Reorg" reorg_param { stride: 2 }', (2, 4, 6, 10)),
+    "reorg-back": one('type: "Reorg" reorg_param { stride: 2 reverse: true }', (2, 8, 3, 5)),
+    "bn-segnet": one('type: "BN" bn_param { bn_mode: INFERENCE scale_filler { type: "gaussian" std: 1 } }', IMAGE),
+    "bn-segnet-rows": one('type: "BN" bn_param { bn_mode: INFERENCE }', ROWS),
+    "bn-pspnet": one('type: "BN" bn_param { slope_filler { type: "gaussian" std: 1 } eps: 0.1 }', IMAGE),
+    "dropout-unscaled": one('type: "Dropout" dropout_param { scale_train: false dropout_ratio: 0.3 }', ROWS),
     "shuffle": one('type: "ShuffleChannel" shuffle_channel_param { group: 2 }', IMAGE),
     "axpy": one('type: "Axpy"', (2, 4, 1, 1), IMAGE, IMAGE),
     "normalize": one(

@@ -50,10 +50,11 @@ def net_problems(
     nets = [(_TRAIN, parameter.train_net_param)]
     nets += [(_TEST, net) for net in parameter.test_net_param]
     found: list[str] = []
+    computed = set(known.types) - known.refused.keys()
     for (role, net), file in zip(nets, net_files, strict=False):
         found += problems_of_layers(net, search, file, known)
         # A layer of another Caffe may bring the records, or be the loss.
-        if all(layer.type in known.types or not about_layer(layer.type, ()) for layer in net.layer):
+        if all(layer.type in computed or not about_layer(layer.type, ()) for layer in net.layer):
             found += [f"{file}: {text}" for text in (_train(net) if role == _TRAIN else _test(net))]
     for weights in (name.strip() for names in parameter.weights for name in names.split(",")):
         found += file_problem("the solver names the weights", weights, search)

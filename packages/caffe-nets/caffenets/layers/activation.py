@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import NoEqual
 from caffenets.forms.torch_code import Code, number
 from caffenets.layer import BlobSpec, Layer, LayerContext, Shape
 from caffenets.torch_later import Tensor, functional, torch
@@ -324,12 +325,17 @@ class Threshold(Elementwise):
 class Dropout(Elementwise):
     """In training, elements are zeroed with probability `dropout_ratio` and the others scaled by 1 / (1 - ratio).
 
-    Drawn by PyTorch's global generator. Caffe: layers/dropout_layer.cpp.
+    Without `scale_train` all are scaled by 1 - ratio in tests instead (Fast R-CNN's Caffe); with `sample_weights_test`
+    tests draw, too (SegNet's). Drawn by PyTorch's global generator. Caffe: layers/dropout_layer.cpp.
     """
 
     def __init__(self, param: object, place: LayerContext) -> None:
         super().__init__(param, place)
-        self._training = place.phase == "TRAIN"
+        given = self.param.dropout_param
+        # pycaffe's own messages have neither.
+        self._samples = bool(getattr(given, "sample_weights_test", False))
+        self._training = place.phase == "TRAIN" or self._samples
+        self._kept = 1.0 if getattr(given, "scale_train", True) else 1 - given.dropout_ratio
 
     def check(self) -> None:
         ratio = self.param.dropout_param.dropout_ratio
@@ -337,14 +343,18 @@ class Dropout(Elementwise):
             raise self.refuse(f"has dropout_ratio {ratio}: use 0 or more and less than 1")
 
     def apply(self, bottom: Tensor) -> Tensor:
-        return functional.dropout(bottom, self.param.dropout_param.dropout_ratio, self._training)
+        top = functional.dropout(bottom, self.param.dropout_param.dropout_ratio, self._training)
+        return top if self._kept == 1 else top * self._kept
 
     def nodes(self, graph: Graph, x: str) -> str:
-        return x
+        if self._samples:
+            raise NoEqual("draws in tests: leave sample_weights_test out")
+        return _scaled(graph, x, self._kept)
 
     def expression(self, x: str) -> str:
         ratio = number(self.param.dropout_param.dropout_ratio)
-        return f"F.dropout({x}, {ratio}, self.training)"
+        training = "True" if self._samples else "self.training"
+        return _times(f"F.dropout({x}, {ratio}, {training})", self._kept)
 
 
 def _scaled(graph: Graph, x: str, scale: float, shift: float = 0.0) -> str:

@@ -1,15 +1,18 @@
-"""Layers that reorder, scale or normalise channels: Permute, ShuffleChannel, Axpy, Normalize."""
+"""Layers that reorder axes and channels, scale or normalise these: Permute, Transpose, Reverse, ShuffleChannel, Reorg,
+Axpy, Normalize.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from caffenets.forms.onnx_graph import Graph
 from caffenets.forms.steps import Dims, constant
 from caffenets.forms.torch_code import Code, listed, number
 from caffenets.layer import BlobSpec, Layer, Shape
+from caffenets.layers.axes import canonical_axis
 from caffenets.layers.bottoms import wide
 from caffenets.torch_later import Tensor
 
@@ -34,6 +37,95 @@ class Permute(Layer):
 
     def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
         return [f"{bottoms[0]}.permute({listed(self._order)})"]
+
+
+class Transpose(Permute):
+    """The axes in the order of `dim`, which names each. layers/transpose_layer.cpp of the Caffes for text."""
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        axes, self._order = len(bottoms[0]), list(self.param.transpose_param.dim)
+        if sorted(self._order) != list(range(axes)):
+            raise self.refuse(
+                f"has the dim {self._order}: name each of its {axes} axes, 0 to {axes - 1}, once"
+            )
+        return [tuple(bottoms[0][axis] for axis in self._order)]
+
+
+class Reverse(Layer):
+    """The values along `axis` in the opposite order, for a recurrent layer that reads the end first.
+
+    layers/reverse_layer.cpp of the Caffes for text.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        self._axis = canonical_axis(self, self.param.reverse_param.axis, bottoms[0])
+        return [bottoms[0]]
+
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        return [bottoms[0].flip(self._axis)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        ends = (graph.integers(one) for one in (-1, -(2**62), self._axis, -1))
+        return [graph.add("Slice", bottoms[0], *ends)]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        return [f"{bottoms[0]}.flip({self._axis})"]
+
+
+class Reorg(Layer):
+    """Channels in place of height and width, each less by `stride`; with `reverse` the opposite.
+
+    As in Darknet (reorg_cpu), the first takes its bottom in memory for one of fewer channels and larger height and
+    width before it moves values. Redmon and Farhadi 2016, arXiv:1612.08242; layers/reorg_layer.cpp of the Caffes with
+    YOLO's layers.
+    """
+
+    def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
+        stride, bottom = self.param.reorg_param.stride, bottoms[0]
+        if len(bottom) != 4 or stride < 1 or bottom[1] % stride**2:
+            raise self.refuse(
+                f"has stride {stride} for a bottom of {bottom}: it needs (num, channels, height, width), and channels "
+                "that the square of stride divides"
+            )
+        num, channels, height, width = bottom
+        self._stride, self._reverse = stride, self.param.reorg_param.reverse
+        if self._reverse:
+            return [(num, channels // stride**2, height * stride, width * stride)]
+        if height % stride or width % stride:
+            raise self.refuse(
+                f"has stride {stride}, which does not divide {height} x {width}: use another"
+            )
+        return [(num, channels * stride**2, height // stride, width // stride)]
+
+    def _steps(
+        self, bottom: Sequence[Any], top: Sequence[Any]
+    ) -> tuple[list[Any], list[int], list[Any]]:
+        """The shape to move axes in, their order then, and the shape of the top."""
+        (num, channels, height, width), stride = bottom, self._stride
+        if self._reverse:
+            return [num, stride, stride, top[1], height, width], [0, 3, 4, 1, 5, 2], list(top)
+        shape = [num, channels // stride**2, height, stride, width, stride]
+        return shape, [0, 3, 5, 1, 2, 4], list(top)
+
+    def forward(self, bottoms: Sequence[Tensor], blobs: Sequence[Tensor]) -> list[Tensor]:
+        num, channels, height, width = bottoms[0].shape
+        less = self._stride if self._reverse else 1 / self._stride
+        top = [num, round(channels / less**2), round(height * less), round(width * less)]
+        shape, order, top = self._steps([num, channels, height, width], top)
+        return [bottoms[0].reshape(shape).permute(order).reshape(top)]
+
+    def onnx(self, graph: Graph, bottoms: Sequence[str]) -> list[str]:
+        sizes = self.step.bottoms[0][:1] + constant(self.step.bottoms[0][1:], "sizes")
+        shape, order, top = self._steps(sizes, self.step.tops[0])
+        turned = graph.add("Transpose", graph.reshaped(bottoms[0], tuple(shape)), perm=order)
+        return [graph.reshaped(turned, tuple(top))]
+
+    def source(self, code: Code, bottoms: Sequence[str]) -> list[str]:
+        sizes = (-1, *constant(self.step.bottoms[0][1:], "sizes"))
+        shape, order, top = self._steps(sizes, (-1, *self.step.tops[0][1:]))
+        return [
+            f"{bottoms[0]}.reshape({listed(shape)}).permute({listed(order)}).reshape({listed(top)})"
+        ]
 
 
 class ShuffleChannel(Layer):
@@ -154,4 +246,4 @@ class Normalize(Layer):
         return list(range(1, len(self.step.bottoms[0]))) if whole else [1]
 
 
-LAYERS: Final = (Permute, ShuffleChannel, Axpy, Normalize)
+LAYERS: Final = (Permute, Transpose, Reverse, ShuffleChannel, Reorg, Axpy, Normalize)

@@ -72,8 +72,8 @@ class _Labelled(Layer):
 class SoftmaxWithLoss(_Labelled):
     """The mean of -log softmax at each label; a second top has the softmax, without a gradient.
 
-    As in Caffe the logarithm stops at FLT_MIN (a loss of 87.34), the gradient does not.
-    Caffe: layers/softmax_loss_layer.cpp.
+    As in Caffe the logarithm stops at FLT_MIN (a loss of 87.34), the gradient does not. With `weight_by_label_freqs`
+    each is multiplied by its label's `class_weighting` (SegNet's Caffe). Caffe: layers/softmax_loss_layer.cpp.
     """
 
     def setup(self, bottoms: Sequence[Shape]) -> list[Shape]:
@@ -89,6 +89,13 @@ class SoftmaxWithLoss(_Labelled):
         else:
             kinds = loss.DESCRIPTOR.fields_by_name["normalization"].enum_type
             self._normalization = str(kinds.values_by_number[loss.normalization].name)
+        self._weights: Tensor | None = None
+        if getattr(loss, "weight_by_label_freqs", False):
+            self._weights = torch.tensor(list(loss.class_weighting))
+            if len(self._weights) != self._classes:
+                raise self.refuse(
+                    f"has {len(self._weights)} class_weighting for {self._classes} classes: give one for each"
+                )
         return [(), bottoms[0]][: len(self.param.top)]
 
     def loss_of_parts(self) -> str:
@@ -102,37 +109,48 @@ class SoftmaxWithLoss(_Labelled):
         divisor = {"FULL": labels.numel(), "BATCH_SIZE": len(labels), "NONE": 1}.get(
             self._normalization
         )
-        loss, probability = _SoftmaxLoss.apply(scores, *self.indices(labels), divisor)  # type: ignore[no-untyped-call]
+        index, valid = self.indices(labels)
+        weights = None if self._weights is None else self._weights.to(scores)[index]
+        loss, probability = _SoftmaxLoss.apply(scores, index, valid, divisor, weights)  # type: ignore[no-untyped-call]
         return [loss, probability.reshape(bottoms[0].shape)][: len(self.param.top)]
 
 
 class _SoftmaxLoss(Function):
-    """Loss and softmax of (outer, classes, inner); `divisor` is None for the number of labels that count."""
+    """Loss and softmax of (outer, classes, inner); `divisor` is None for the number of labels that count.
+
+    `weights` are factors of the losses.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, scores: Tensor, index: Tensor, valid: Tensor | None, divisor: int | None
+        ctx: Any,
+        scores: Tensor,
+        index: Tensor,
+        valid: Tensor | None,
+        divisor: int | None,
+        weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         probability = torch.softmax(scores, 1)
         losses = probability.gather(1, index).clamp_min_(_LEAST).log_().neg_()
-        if valid is not None:
-            losses *= valid
+        counted = valid if weights is None else weights if valid is None else valid * weights
+        if counted is not None:
+            losses *= counted
         if divisor is None and valid is not None:
             ctx.divisor = valid.sum().clamp_min_(1)
         else:
             ctx.divisor = max(1, index.numel() if divisor is None else divisor)
-        ctx.save_for_backward(probability, index, valid)
+        ctx.save_for_backward(probability, index, counted)
         ctx.mark_non_differentiable(probability)
         return losses.sum() / ctx.divisor, probability
 
     @staticmethod
     def backward(ctx: Any, *top_diffs: Tensor) -> Any:
-        probability, index, valid = ctx.saved_tensors
+        probability, index, counted = ctx.saved_tensors
         factor = top_diffs[0] / ctx.divisor
-        minus = factor.neg() if valid is None else valid * -factor
-        diff = probability * (factor if valid is None else valid * factor)
+        minus = factor.neg() if counted is None else counted * -factor
+        diff = probability * (factor if counted is None else counted * factor)
         diff.scatter_add_(1, index, minus.expand(index.shape))
-        return diff, None, None, None
+        return diff, None, None, None, None
 
 
 class Accuracy(_Labelled):
