@@ -221,7 +221,7 @@ class Team:
     the members continue with the connections that they have. `rate` is the factor of the mean after each round, where
     there are several; the team then carries its own center on, and publishes that. `patience_s` bounds each wait.
     `spread` are the places in `members` of those that share memory, the leader's host first; empty if all are on one.
-    After each `agree_every` rounds, if not 0, they ask who leaves.
+    After each `agree_every` rounds, if not 0, they ask who leaves. The master expects it to take `seconds`, if not 0.
     """
 
     formed: int
@@ -231,6 +231,7 @@ class Team:
     patience_s: float = 60.0
     spread: tuple[tuple[int, ...], ...] = ()
     agree_every: int = 0
+    seconds: float = 0.0
 
     @property
     def leader(self) -> int:

@@ -33,11 +33,11 @@ from caffenets.export.differences import of_largest, paired
 from caffenets.export.exporting import Wanted, exported
 from caffenets.export.layered import found_in
 from caffenets.export.trials import Arrays, Computed
+from caffenets.graph import NetGraph
 from caffenets.known_types import type_here
+from caffenets.layer import LayerContext
 from caffenets.nets import read_deploy
 from caffenets.prototxt.text import to_text
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import LayerContext
 from caffenets.pytorch.trials import TrialsHere
 from caffenets.weight_files.caffemodel import read_model
 from caffenets.weights import read_weights

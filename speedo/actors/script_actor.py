@@ -104,6 +104,9 @@ class ScriptActor:
             listener.settimeout(JOIN_S)
             environment = {
                 "OMP_NUM_THREADS": str(share.threads),
+                "PYTHONHASHSEED": str(
+                    settings.seed % (1 << 32)
+                ),  # a set has one order in all workers
                 **users_environment(),
                 VARIABLE: str(scratch),
             }

@@ -20,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf import text_format
 
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.engines.average_precision import by_class
 from speedo.engines.forward_pass import ForwardPass
 from speedo.errors import EngineError
-from speedo.system.shared_lmdb import SharedLmdb
 
 # What a DetectionEvaluate layer made of a share: its rows, the form of the average precision, and whether each class
 # is reported. It goes through JSON.

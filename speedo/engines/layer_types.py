@@ -6,13 +6,14 @@ Caffe says which it has. Those of the PyTorch engine are what its files declare;
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-import caffenets
 from caffenets import known_types
+from caffenets.checks.nets import Known
+from caffenets.layers import LAYERS
 from speedo.engines.caffe_import import load_caffe
 from speedo.system.bounds import EngineName
 
@@ -27,15 +28,15 @@ _DATA: Final = Path(__file__).parent / "pytorch" / "data"
 
 @cache
 def _pytorch_layers() -> tuple[str, ...]:
-    """The names in `LAYERS` of the PyTorch engine's files, read as text: importing them would import PyTorch."""
-    found = list(known_types.refusals())
-    layers = Path(caffenets.__file__).parent / "pytorch" / "layers"
-    for file in sorted(one for folder in (layers, _DATA) for one in folder.glob("*.py")):
+    """The data layers are those in `LAYERS` of their files, read as text: importing them would import PyTorch."""
+    found = [*known_types.refusals(), *LAYERS]
+    for file in sorted(_DATA.glob("*.py")):
         names = re.search(r"^LAYERS: Final = \(([^)]*)\)", file.read_text("utf-8"), re.MULTILINE)
         found += re.findall(r"\w+", names[1]) if names else ()
     return tuple(found)
 
 
-def refusals(engine: EngineName) -> Mapping[str, str]:
-    """The types that the engine does not have though Caffe does: why, and what to do."""
-    return known_types.refusals() if engine == "torch" else {}
+def known_to(engine: EngineName) -> Known:
+    """What this engine has, and why not what Caffe has beside it."""
+    refused = known_types.refusals() if engine == "torch" else {}
+    return Known(layer_types(engine), refused, _pytorch_layers(), engine == "caffe")

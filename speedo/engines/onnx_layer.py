@@ -1,4 +1,4 @@
-"""An ONNX file as a layer of pycaffe, which imports this module by its name; PyTorch's is in `pytorch/layers/`."""
+"""An ONNX file as a layer of pycaffe, which imports this module by its name; PyTorch's is in `caffenets/layers/`."""
 
 from __future__ import annotations
 

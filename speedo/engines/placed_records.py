@@ -19,12 +19,12 @@ import numpy as np
 from google.protobuf import text_format
 from numpy.typing import NDArray
 
+from caffenets.checks.sources import read_hdf5_list, read_list
 from caffenets.data_layers import PLACEABLE, SOURCES
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.engines.forward_pass import ForwardPass, as_a_solver_alone
 from speedo.engines.solver.hdf5_shares import rows_in, write_rows
-from speedo.engines.solver.source_checks import read_hdf5_list, read_list
 from speedo.errors import EngineError, SolverError
-from speedo.system.shared_lmdb import SharedLmdb
 
 Ranges = Sequence[tuple[int, int]]
 

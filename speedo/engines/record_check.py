@@ -28,12 +28,12 @@ import psutil
 
 from caffenets.files import read_names
 from caffenets.host_program import caffe_schema
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.data.pixels import Colors, UnreadablePictureError, decoded, shape_of
 from speedo.engines.caffe_import import prepare_environment
 from speedo.engines.label_rules import Values
 from speedo.engines.record_rules import RecordRule, Shape
 from speedo.engines.schema import use_own_schema
-from speedo.system.shared_lmdb import SharedLmdb
 
 ORIGIN: Final = "converted-from.json"  # beside an LMDB that was made from another database
 _LOOK_RECORDS: Final = 64  # between two looks at the clock

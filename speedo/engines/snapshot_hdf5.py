@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from caffenets.weight_files.hdf5 import write_layers
 from speedo.engines.solverstate import read_state
 from speedo.exchange.vector import Layout, Vector
 
@@ -19,19 +20,13 @@ def write_model_hdf5(
     layers: Iterable[str], layout: Layout, weights: Vector, file: IO[bytes]
 ) -> None:
     """Write the weights as a `.caffemodel.h5` into an open file; `layers` are the names of all layers of the net."""
-    import h5py  # beside Caffe's own library of HDF5, and only where it is asked for
-
-    with h5py.File(file, "w") as out:
-        data = out.create_group("data")
-        for layer in layers:
-            data.require_group(layer)  # "a/b" has made "a"
-        for blob, place in layout.slices():
-            data.create_dataset(blob.name, data=weights[place].reshape(blob.shape))
+    blobs = ((blob.name, weights[place].reshape(blob.shape)) for blob, place in layout.slices())
+    write_layers(file, layers, blobs)
 
 
 def write_hdf5(solverstate: bytes, file: IO[bytes]) -> None:
     """Write the content of a `.solverstate` as HDF5 into an open file."""
-    import h5py
+    import h5py  # beside Caffe's own library of HDF5, and only where it is asked for
 
     state = read_state(solverstate)
     with h5py.File(file, "w") as out:

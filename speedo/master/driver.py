@@ -74,6 +74,7 @@ class Limits:
     join_s: float = 120.0
     turn_s: float = 120.0
     test_s: float = 600.0  # without a batch of a test that is done
+    least_turn_s: float = 0.0  # of any turn: a script may test or save between two of its steps
     return_s: float = 5.0  # after the first worker of a run that was begun before, for the others
 
 
@@ -122,7 +123,7 @@ class Driver:
     def __post_init__(self) -> None:
         outstanding = self.coordinator.outstanding
         self._limit = TimeLimit(self.coordinator.stopping.rules.max_seconds, self.seconds_before)
-        self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s)
+        self._deadlines = TurnDeadlines(outstanding, self.limits.turn_s, self.limits.least_turn_s)
         self._turns = TurnsUnderWay(outstanding, self._deadlines)
         self._leavers = Leavers(self.coordinator)
         self._returners = Returners(self.coordinator, self.limits.return_s)
@@ -384,7 +385,7 @@ class Driver:
         self._turns.issue(command, self.clock())
         if command.team is not None:
             # Who waits for another member gives up before the master gives up on all.
-            patience = self._deadlines.limit_of(command) / 2
+            patience = max(self._deadlines.limit_of(command) / 2, self.limits.least_turn_s)
             command = replace(command, team=replace(command.team, patience_s=patience))
         self.cluster.send(command)
 

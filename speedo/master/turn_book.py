@@ -339,7 +339,7 @@ class TurnBook:
             members = tuple((one, it.incarnation, it.samples_per_step) for one, it in those)
             team.tries(members, spans=bool(spread))
             told = Team(team.formed, members, rounds, self._rate(rule), spread=spread)
-            told = replace(told, agree_every=team.agree_every)
+            told = replace(told, agree_every=team.agree_every, seconds=rounds * team.round_s)
         for worker, turn in issued:
             command = self._command(worker, self.members[worker], turn, steps, told)
             if rounds > 1:

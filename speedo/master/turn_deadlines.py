@@ -35,13 +35,15 @@ class TurnDeadlines:
 
     A slot whose turn was overdue gets twice the time until one of its turns ends in time. Otherwise a worker that is
     only slow could never finish a turn. A turn in which a worker builds its engine for another share of the batch gets
-    `first_s` more, and is not measured.
+    `first_s` more, and is not measured. No turn has less than `least_s`, one of a team twice that: each member waits as
+    long for the others.
 
     `outstanding(worker, ticket)` tells whether the result of that turn is still expected.
     """
 
     outstanding: Callable[[int, int], bool]
     first_s: float
+    least_s: float = 0.0
     _pending: list[tuple[float, int, int, int]] = field(default_factory=list)
     _times: deque[float] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
     _per_step: deque[float] = field(default_factory=lambda: deque(maxlen=TURNS_MEASURED))
@@ -73,7 +75,10 @@ class TurnDeadlines:
 
     def limit_of(self, command: Train) -> float:
         """Seconds that this turn may take."""
-        return self.limit(command.all_steps) + (self.first_s if self._builds(command) else 0.0)
+        least = self.least_s * (1 if command.team is None else 2)
+        return max(least, self.limit(command.all_steps)) + (
+            self.first_s if self._builds(command) else 0.0
+        )
 
     def _builds(self, command: Train) -> bool:
         return command.division != self._divisions.get(command.worker, 0)
@@ -86,8 +91,8 @@ class TurnDeadlines:
     def hurry(self, command: Train, now: float) -> None:
         """Its team is broken, so this turn ends with the round that its worker is at."""
         if self._slow is not None:
-            limit = now + 3.0 * self._slow[1] * command.steps + HEARTBEAT_S
-            self._push(limit, command)
+            usual = 3.0 * self._slow[1] * command.steps + HEARTBEAT_S
+            self._push(now + max(self.least_s, usual), command)
 
     def _push(self, limit: float, command: Train) -> None:
         heapq.heappush(self._pending, (limit, command.worker, command.incarnation, command.ticket))

@@ -211,6 +211,7 @@ def build_training(
             turn_s=config.timeout,
             test_s=TESTS_WAIT * config.timeout,
             return_s=BACK_S if taken_over is not None else NEW_S,
+            least_turn_s=config.timeout if isinstance(spec, ScriptJob) else 0.0,
         ),
         has_tester=spec.has_test or tests is not None,
         snapshots=model.snapshots(run_dir, center, fence.require, server_history),

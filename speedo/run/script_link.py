@@ -21,6 +21,7 @@ from speedo.messages import Records, SaveState, StateSaved, Tested
 from speedo.run.script_job import ScriptJob
 from speedo.run.settings import RunSettings
 
+MISTAKE: Final = "a mistake in the script"  # that each worker would make again: it stops the run
 VARIABLE: Final = "SPEEDO_WORKER"  # the worker's folder
 SOCKET: Final = "script"
 

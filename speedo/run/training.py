@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from speedo.errors import CheckpointError, FencedError, RunInterrupted, StoreError, TrainingStopped
+from speedo.errors import (
+    CheckpointError,
+    EngineError,
+    FencedError,
+    RunInterrupted,
+    StoreError,
+    TrainingStopped,
+)
 from speedo.exchange.transfer import put_history
 from speedo.exchange.vector import Layout
 from speedo.master.center import RunCenter
@@ -21,6 +28,7 @@ from speedo.run.outputs import hand_over
 from speedo.run.result import RunResult
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import NO_LIMIT
+from speedo.run.script_link import MISTAKE
 from speedo.run.trained_model import TrainedModel
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
@@ -76,7 +84,8 @@ class Training:
             self._give_histories_back()
             outcome = self.driver.run()
             if not outcome.complete and outcome.samples == 0:
-                raise TrainingStopped(f"nothing was trained: {outcome.reason}")
+                stopped = EngineError if MISTAKE in outcome.reason else TrainingStopped
+                raise stopped(f"nothing was trained: {outcome.reason}")
             self.parts.fence.require()
             return hand_over(
                 self._result(outcome),

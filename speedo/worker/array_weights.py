@@ -26,12 +26,22 @@ class ArrayWeights:
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         _check(arrays)
+        self._given = arrays
         self._arrays = list(arrays.values())
         self.layout = Layout(tuple(Blob(name, array.shape) for name, array in arrays.items()))
 
     def read_weights(self, out: Vector) -> None:
         for array, (_, place) in zip(self._arrays, self.layout.slices(), strict=True):
             np.copyto(out[place].reshape(array.shape), array, casting="same_kind")
+
+    def check_changes(self) -> None:
+        """Raise `ConfigError` for an array that is no longer the one that was joined."""
+        for joined, (blob, _) in zip(self._arrays, self.layout.slices(), strict=True):
+            if self._given.get(blob.name) is not joined:
+                raise ConfigError(
+                    f"array {blob.name!r} is another one than that given to speedo.join, whose values do not change: "
+                    f"train in place, as in {blob.name} -= rate * gradient or {blob.name}[...] = new"
+                )
 
     def load_weights(self, vector: Vector) -> None:
         for array, (_, place) in zip(self._arrays, self.layout.slices(), strict=True):

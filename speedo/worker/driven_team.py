@@ -44,6 +44,9 @@ from speedo.worker.team_space import (
 )
 from speedo.worker.team_state import hand_over, spread
 
+# A turn ends after this many times the seconds that it should take, and so many seconds more.
+LONG: Final = 2.0
+LONG_S: Final = 1.0
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
 
@@ -221,7 +224,7 @@ class DrivenTeam:
         if what is Comes.STEP:
             optimizer.take_gradients(own, present[rank])
             is_bad = not is_finite(own)
-        ends = what is Comes.LEAVE or self._worker.leaves()
+        ends = what is Comes.LEAVE or self._worker.leaves() or self._is_long(team)
         said[rank, : ENDS + 1] = what, samples, is_bad, epoch, wants_deal, ends
         self._membership.meet("all have said what they come for")
         self._require_finite(said)
@@ -250,6 +253,10 @@ class DrivenTeam:
             self._membership.meet("the mean of all hosts is there")
         optimizer.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
         return True
+
+    def _is_long(self, team: Team) -> bool:
+        """Whether the turn takes much longer than the master expects, who has not seen what a step takes."""
+        return 0.0 < team.seconds < (self._worker.seconds - LONG_S) / LONG
 
     @property
     def rounds(self) -> int:

@@ -77,6 +77,11 @@ class ScriptWorker(TurnStages):
             np.copyto(self._buffer.vector, center)
         self.weights.load_weights(center)
 
+    @property
+    def seconds(self) -> float:
+        """Since the present turn began."""
+        return self.clock() - self._fetched
+
     def stepped(self, samples: int, loss: float | None = None) -> bool:
         """One more step was made, on this many records; whether it was the last of the turn."""
         command = self.command

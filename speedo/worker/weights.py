@@ -32,6 +32,14 @@ class Weights(Protocol):
         ...
 
 
+class ScriptWeights(Weights, Protocol):
+    """Those of a model that a user's script trains."""
+
+    def check_changes(self) -> None:
+        """Raise `ConfigError` if the script changes something else than what it has joined with."""
+        ...
+
+
 def subtract_center(weights: Weights, memory: Vector) -> None:
     """Replace the center in `memory` by how far the weights came from it; moving averages by their values.
 

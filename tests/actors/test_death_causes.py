@@ -41,7 +41,7 @@ from google.protobuf import text_format
 from speedo.actors.death_causes import died_natively
 from caffenets.caffe_schema import caffe_pb2
 from speedo.engines.layer_notes import note_layers
-from caffenets.pytorch.layers import LAYERS
+from caffenets.layers import LAYERS
 from speedo.engines.pytorch.leaving import backward_of
 from speedo.engines.pytorch.net import Net
 

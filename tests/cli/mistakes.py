@@ -35,7 +35,7 @@ def _solvers() -> Iterator[Mistake]:
         ("syntax", "syntax/solver.prototxt, line 2", "correct the text there"),
         ("field", "net.prototxt, line 12: ConvolutionParameter has no field 'num_outputs'",
          "did you mean 'num_output'?"),
-        ("type", "net.prototxt: layer 'conv' has the unknown type 'Convolutoin'",
+        ("type", "net.prototxt, line 10: layer 'conv' has the unknown type 'Convolutoin'",
          "did you mean 'Convolution'?"),
         ("no-net", "names the net 'netz.prototxt', which was not found (tried /", "correct it or give --data-root"),
         ("no-data", "layer 'data' reads its records from '/", "correct the path"),

@@ -74,7 +74,7 @@ def test_a_process_imports_its_engine_alone(engine: str, tmp_path: Path) -> None
 @pytest.mark.torch
 def test_the_layers_that_are_known_without_pytorch_are_those_that_it_has_or_refuses() -> None:
     from caffenets.known_types import refusals
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
 
     refused = refusals()
@@ -98,7 +98,10 @@ def test_a_layer_without_pytorch_is_refused_with_its_line(tmp_path: Path) -> Non
     refused, unknown = caught.value.problems
     assert refused.startswith(f"{net}, line {line}: layer 'mine' (Python) ")
     assert refused.endswith("use --engine caffe")
-    assert unknown == f"{net}: layer 'odd' has the unknown type 'Sigmoyd'; did you mean 'Sigmoid'?"
+    assert (
+        unknown
+        == f"{net}, line 12: layer 'odd' has the unknown type 'Sigmoyd'; did you mean 'Sigmoid'?"
+    )
 
 
 def test_a_solver_for_gpus_is_accepted_with_pytorch(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from speedo.master.turn_deadlines import (
     TurnsUnderWay,
     TurnUnderWay,
 )
-from speedo.messages import Kind, Train
+from speedo.messages import Kind, Team, Train
 
 FIRST_S = 100.0
 
@@ -45,6 +45,20 @@ def test_a_turn_of_more_steps_than_those_measured_has_its_steps_times_as_long(
         30.0 + HEARTBEAT_S,
         240.0 + HEARTBEAT_S,
     ]
+
+
+def test_no_turn_has_less_than_the_least_and_a_teams_has_twice_that() -> None:
+    deadlines = TurnDeadlines(lambda worker, ticket: True, FIRST_S, least_s=50.0)
+    known(deadlines, 0.5)
+    alone, together = turn(1, 1), replace(turn(2, 2), team=Team(1, ((2, 1, 4), (3, 1, 4))))
+    assert deadlines.limit_of(alone) == 50.0
+    assert deadlines.limit_of(together) == 100.0
+    deadlines.add(alone, 1000.0)
+    assert deadlines.soonest() == 1050.0
+    deadlines.hurry(alone, 900.0)
+    assert deadlines.soonest() == 950.0
+    known(deadlines, 100.0)
+    assert TurnDeadlines(lambda *_: True, 5.0, least_s=50.0).limit_of(alone) == 50.0
 
 
 def test_the_slow_turns_are_those_of_the_95th_percentile_found_anew_every_sixteen_turns(

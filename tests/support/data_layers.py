@@ -42,7 +42,7 @@ def source_of(
     layer: str, *, ahead: bool | None = None, decoders: int | None = None, **place: Any
 ) -> Any:
     """The layer of the PyTorch engine, before its setup; `place` as in Place."""
-    from caffenets.pytorch.layer import LayerContext
+    from caffenets.layer import LayerContext
     from speedo.engines.pytorch.data import SOURCES
 
     param = text_format.Parse(layer, load_caffe().proto.caffe_pb2.LayerParameter())

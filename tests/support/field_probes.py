@@ -79,6 +79,13 @@ LAYERS: Final[dict[str, Sequence[Probe]]] = {
     "AccuracyParameter": [layer("Accuracy", "accuracy_param", "", (6, 4, 4), (4, (6, 4)))],
     "ArgMaxParameter": [layer("ArgMax", "argmax_param", "", (3, 4, 2))],
     "BatchNormParameter": [layer("BatchNorm", "batch_norm_param", "", (4, 3, 2, 2))],
+    "BNParameter": [
+        layer("BN", "bn_param", base, (4, 3, 2, 2)) for base in ("", 'scale_filler { type: "constant" value: 1 }')
+    ],
+    "CenterLossParameter": [layer("CenterLoss", "center_loss_param", "num_output: 3", (4, 2), (2, (4,)))],
+    "ReorgParameter": [layer("Reorg", "reorg_param", "", (1, 36, 6, 6))],
+    "ReverseParameter": [layer("Reverse", "reverse_param", "", (2, 3, 4))],
+    "TransposeParameter": [layer("Transpose", "transpose_param", "dim: 0 dim: 1 dim: 2", (2, 3, 4))],
     "BiasParameter": [layer("Bias", "bias_param", "", (2, 3, 4))],
     "ClipParameter": [layer("Clip", "clip_param", "min: -0.5 max: 0.5", (3, 4))],
     "ConcatParameter": [layer("Concat", "concat_param", "", (2, 3, 3), (2, 3, 3))],
@@ -105,7 +112,8 @@ LAYERS: Final[dict[str, Sequence[Probe]]] = {
     "InterpParameter": [layer("Interp", "interp_param", "zoom_factor: 2", (1, 2, 5, 5))],
     "LogParameter": [layer("Log", "log_param", "", ("=", [[1.0, 2.0, 3.5]]))],
     "LossParameter": [
-        layer("SoftmaxWithLoss", "loss_param", base, (4, 3, 2), (3, (4, 2))) for base in ("", "ignore_label: 1")
+        layer("SoftmaxWithLoss", "loss_param", base, (4, 3, 2), (3, (4, 2))) for base in ("", "ignore_label: 1", "class_weighting: 2 class_weighting: 3 class_weighting: 4",
+                 "weight_by_label_freqs: true class_weighting: 2 class_weighting: 3 class_weighting: 4")
     ],
     "LRNParameter": [layer("LRN", "lrn_param", "alpha: 0.5", (2, 5, 6, 6))],
     "MemoryDataParameter": [layer("MemoryData", "memory_data_param", "batch_size: 2 channels: 1 height: 2 width: 2")],
@@ -193,6 +201,7 @@ VALUES: Final[dict[str, Sequence[str]]] = {
     "EltwiseParameter.coeff": ["coeff: 2 coeff: 1 coeff: 3"],
     "PriorBoxParameter.max_size": ["max_size: 50"],
     "InfogainLossParameter.source": ['source: "infogain"'],
+    "TransposeParameter.dim": ["dim: 2 dim: 0 dim: 1"],
     "PermuteParameter.order": ["order: 0 order: 2 order: 1 order: 3"],
     "SaveOutputParameter.output_directory": ['output_directory: "x"'],
     "DetectionOutputParameter.save_output_param": ['save_output_param { output_directory: "x" }'],
@@ -200,6 +209,7 @@ VALUES: Final[dict[str, Sequence[str]]] = {
     "DetectionOutputParameter.nms_param": ["nms_param { nms_threshold: 0.01 }"],
     "DetectionEvaluateParameter.name_size_file": ['name_size_file: "x"'],
     "MultiBoxLossParameter.nms_param": ["nms_param { nms_threshold: 0.1 top_k: 1 }"],
+    "LossParameter.class_weighting": ["class_weighting: 5 class_weighting: 3 class_weighting: 4"],
     "ReshapeParameter.shape": ["shape { dim: 6 dim: 4 }"],
     "ParameterParameter.shape": ["shape { dim: 6 }"],
 }
@@ -357,7 +367,9 @@ def candidates(message: str, field: FieldDescriptor) -> list[str]:
 
 
 def fields_of(message: str) -> list[FieldDescriptor]:
-    return list(caffe_pb2.DESCRIPTOR.message_types_by_name[message].fields)
+    """Without those that hold what this schema does not have."""
+    fields = caffe_pb2.DESCRIPTOR.message_types_by_name[message].fields
+    return [field for field in fields if field.name not in ("unread", "type_name")]
 
 
 def verdict(message: str, field: FieldDescriptor) -> str:
@@ -425,9 +437,9 @@ def _computed(param: Any, given: Sequence[Any], phase: str) -> list[Any]:
     import torch
 
     from caffenets.known_types import type_here
+    from caffenets.layer import LayerContext
+    from caffenets.layers import LAYERS as KINDS
     from caffenets.pytorch.fillers import fill
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layers import LAYERS as KINDS
     from speedo.engines.pytorch.data import SOURCES
 
     if param.type in SOURCES:

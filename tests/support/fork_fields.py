@@ -13,11 +13,10 @@ from typing import Final
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "SSD": ("LayerParameter.video_data_param", "SolverParameter.plateau_winsize"),
     "R-FCN": (
-        "LayerParameter.box_annotator_ohem_param", "LossParameter.pre_fixed_normalizer", "DropoutParameter.scale_train",
+        "LayerParameter.box_annotator_ohem_param", "LossParameter.pre_fixed_normalizer",
     ),
     "SegNet": (
-        "LayerParameter.bn_param", "LayerParameter.dense_image_data_param", "LossParameter.weight_by_label_freqs",
-        "LossParameter.class_weighting", "DropoutParameter.sample_weights_test",
+        "LayerParameter.dense_image_data_param",
     ),
     "DeepLab": (
         "LayerParameter.adaptive_bias_channel_param", "LayerParameter.bias_channel_param",
@@ -29,7 +28,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
         "ConvolutionParameter.hole", "ConvolutionParameter.hole_h", "ConvolutionParameter.hole_w",
     ),
     "PSPNet": (
-        "LayerParameter.bn_param", "LayerParameter.batch_reduction_param", "LayerParameter.video_data_param",
+        "LayerParameter.batch_reduction_param", "LayerParameter.video_data_param",
         "LayerParameter.seg_accuracy_param", "LayerParameter.adaptive_bias_channel_param",
         "LayerParameter.bias_channel_param", "LayerParameter.dense_crf_param", "LayerParameter.domain_transform_param",
         "LayerParameter.mat_read_param", "LayerParameter.mat_write_param", "LayerParameter.unique_label_param",
@@ -50,5 +49,5 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
 # Values of enums that BVLC's Caffe lacks: a text that has it.
 VALUES: Final[dict[str, tuple[str, ...]]] = {
     "R-FCN": ("layer { loss_param { normalization: PRE_FIXED } }",),
-    "SegNet": ("layers { type: BN }",),
+    "SegNet": ("layers { type: DENSE_IMAGE_DATA }",),
 }

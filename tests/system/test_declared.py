@@ -18,8 +18,7 @@ from caffenets.declared import declared_in
         ("speedo.exchange.codecs", "CODEC"),
         ("speedo.watch.export", "EXPORT"),
         ("speedo.study.doctor.checks", "CHECKS"),
-        ("caffenets.export.layers", "EXPORTS"),
-        pytest.param("caffenets.pytorch.layers", "LAYERS", marks=pytest.mark.torch),
+        ("caffenets.layers", "LAYERS"),
         pytest.param("speedo.engines.pytorch.data", "LAYERS", marks=pytest.mark.torch),
     ],
 )

@@ -74,6 +74,7 @@ class Members:
     def __init__(self, folder: Path, count: int, hosts: int) -> None:
         """Worker `w` is on host `w` modulo `hosts`."""
         self.store, self.hosts = MemoryStore(clock=lambda: 0.0), hosts
+        self.now = 0.0  # seconds
         self.folder, self.workers = folder, dict[int, ScriptWorker]()
         for one in ("store", *map(str, range(hosts))):
             (folder / one).mkdir()
@@ -87,7 +88,7 @@ class Members:
     def add(self, worker: int, incarnation: int) -> None:
         w = np.zeros(3, np.float32)
         weights = ArrayWeights({"w": w})
-        one = ScriptWorker("run", worker, incarnation, weights, self.store, lambda: 0.0)
+        one = ScriptWorker("run", worker, incarnation, weights, self.store, lambda: self.now)
         self.workers[worker], self.optimizers[worker] = one, Momentum(w)
         meeting = TeamMeeting(self.folder / str(worker % self.hosts), worker, incarnation)
 
@@ -104,14 +105,14 @@ class Members:
         for team in self.teams.values():
             team.close()
 
-    def begin(self, formed: int, rounds: int = 2) -> None:
+    def begin(self, formed: int, rounds: int = 2, seconds: float = 0.0) -> None:
         members = tuple((worker, self.workers[worker].incarnation, 4) for worker in self.workers)
         spread = tuple(
             tuple(rank for rank, worker in enumerate(self.workers) if worker % self.hosts == host)
             for host in range(self.hosts)
         )
         spread = spread if self.hosts > 1 else ()
-        team = Team(formed, members, rounds, patience_s=20.0, spread=spread)
+        team = Team(formed, members, rounds, patience_s=20.0, spread=spread, seconds=seconds)
         self.all(
             lambda worker: self.teams[worker].begin(
                 Train(worker, members[worker][1], formed, 0, 0, 1, 1, Kind.WEIGHTS, team=team)
@@ -323,4 +324,20 @@ def test_the_turn_of_all_ends_with_the_step_in_which_one_leaves(
     assert members.all(come) == [(steps, False)] * 3
     assert all(team.ends for team in members.teams.values())
     members.begin(2)
+    assert not any(team.ends for team in members.teams.values())
+
+
+def test_a_turn_that_takes_much_longer_than_the_master_expects_ends_with_its_step(
+    team: Callable[[int], Members],
+) -> None:
+    """It has not seen what a script does between two steps of its first turn."""
+    members = team(2)
+    members.begin(1, rounds=1000, seconds=0.5)
+    for now, ends in ((1.9, False), (2.1, True)):
+        members.now = now
+        members.step(([1, 1], 1), ([1, 1], 1), samples=[4, 4])
+        assert [team.ends for team in members.teams.values()] == [ends] * 2
+    members.begin(2, rounds=1000)  # nothing is known yet
+    members.now = 100.0
+    members.step(([1, 1], 1), ([1, 1], 1), samples=[4, 4])
     assert not any(team.ends for team in members.teams.values())

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from caffenets.extras import needed
+from caffenets.graph import NetGraph
+from caffenets.layer import LayerContext, Shape
 
-Shape = tuple[int, ...]
 BYTES: Final = 4  # of a float32
 
 
@@ -31,18 +31,13 @@ class LayerCost:
 
 
 def costs_of(deploy: Any) -> list[LayerCost]:
-    """Of each layer, in their order. Raises `EngineError`, which names a layer; `ConfigError` without PyTorch."""
-    needed("torch", "torch", "the table of shapes")
-    from caffenets.pytorch.graph import NetGraph
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layer_params import param_name
-
+    """Of each layer, in their order. Raises `EngineError`, which names a layer."""
     graph, found, shared = NetGraph(deploy, "TEST", LayerContext("TEST")), [], set[str]()
     for wired in graph.wired:
         layer = wired.layer
         bottoms = [graph.all_shapes[number] for number in wired.bottoms]
         tops = [graph.all_shapes[number] for number in wired.tops]
-        names = [param_name(layer, number) for number in range(len(layer.blobs))]
+        names = [layer.param_name(number) for number in range(len(layer.blobs))]
         own = [blob for blob, name in zip(layer.blobs, names, strict=True) if name not in shared]
         shared.update(filter(None, names))
         fresh = [

@@ -15,6 +15,13 @@ SOURCES: Final = {
     "ImageData": "image_data_param",
     "WindowData": "window_data_param",
 }
+# Of other Caffes: their records are not read here, and their batch is not known.
+_UNREAD: Final = frozenset(
+    """
+    BoxData CPMData CustomData DenseImageData DetectNetTransformation ImageLabelData ImageLabelmapData ImageSegData
+    MatRead MultiLabelImageData TripletData VideoData
+    """.split()  # noqa: SIM905
+)
 # Those whose records have numbers, so that they can be read from any of them on.
 PLACEABLE: Final = ("Data", "AnnotatedData", "HDF5Data", "ImageData")
 # They wait for records from a program that SpeeDO does not have.
@@ -32,7 +39,8 @@ def data_layers(net: Any) -> list[Any]:
 
 def is_data_layer(layer: Any) -> bool:
     """Whether the layer has no input and brings records."""
-    return layer.type in SOURCES or (layer.type in ("DummyData", "Python") and not layer.bottom)
+    alone = layer.type in ("DummyData", "Python") or layer.type in _UNREAD
+    return layer.type in SOURCES or (alone and not layer.bottom)
 
 
 def batch_of(layer: Any) -> int:

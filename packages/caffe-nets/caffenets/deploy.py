@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from caffenets.data_layers import FED_FROM_OUTSIDE, is_data_layer
 from caffenets.errors import SolverError
+from caffenets.prototxt.text import did_you_mean, line_of_layer
 from caffenets.weight_files.stored import Shape
 
 # What a loss computes of its first bottom before it compares: the layer, and where the loss has its axis.
@@ -19,6 +20,13 @@ _WITHIN: Final = {
     "InfogainLoss": ("Softmax", "infogain_loss_param"),
     "SigmoidCrossEntropyLoss": ("Sigmoid", ""),
 }
+# Layers of other Caffes that measure, or compute for losses alone; whoever reads them does so, too.
+_MEASURES: Final = (
+    "SegAccuracy", "LabelsequenceAccuracy", "CTCGreedyDecoder", "EvalDetection", "MatWrite", "BoxAnnotatorOHEM",
+    "SoftmaxWithLossOHEM", "SmoothL1LossOHEM", "MarginInnerProduct", "LargeMarginInnerProduct", "AdaptiveBiasChannel",
+    "UniqueLabel", "Yolov3", "YoloSeg",
+)  # fmt: skip
+_MOVES: Final = ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power", "Interp")
 _FILLER: Final = "FillerParameter"
 
 
@@ -52,15 +60,28 @@ def deploy_of(
     needed = _needed(kept, wanted)
     made = type(net)(name=net.name)
     deploy = Deploy(made, notes=notes)
+    made_names, sources = set[str](), any(map(is_source, kept))
     for layer in kept:
         if not needed.intersection(layer.top):
             continue
+        lacks = [name for name in layer.bottom if name not in made_names] if sources else []
+        if lacks:
+            line, hint = line_of_layer(origin, layer.name), did_you_mean(lacks[0], made_names)
+            raise SolverError(
+                f"{origin}{line}: layer {layer.name!r} reads {lacks[0]!r}, which no earlier layer makes"
+                f"{hint or ': correct it'}"
+            )
+        made_names.update(layer.top)
         if not is_source(layer):
             made.layer.append(_bare(layer))
             continue
         tops = [str(top) for top in layer.top if top in needed]
         if layer.type == "Input":
-            sizes = dict(zip(layer.top, (tuple(one.dim) for one in _spread(layer)), strict=True))
+            spread = _spread(layer)
+            if len(spread) > len(layer.top):
+                text = f"has {len(spread)} shapes and {len(layer.top)} tops: give one for each"
+                raise SolverError(f"{origin}: layer {layer.name!r} (Input) {text}")
+            sizes = {top: tuple(one.dim) for top, one in zip(layer.top, spread, strict=True)}
             shapes: Mapping[str, Shape] = {top: sizes[top] for top in tops}
         else:
             shapes = shapes_of(layer, tops)
@@ -68,6 +89,9 @@ def deploy_of(
         for top in tops:
             inputs.input_param.shape.add().dim.extend(shapes[top])
             deploy.inputs[top] = tuple(shapes[top])
+    silent = _silenced(net) - {str(name) for layer in made.layer for name in layer.bottom}
+    if tops := [str(top) for layer in made.layer for top in layer.top if top in silent]:
+        made.layer.add(name="silence", type="Silence", bottom=tops)
     if not deploy.inputs:
         raise SolverError(
             f"{origin}: has no input: no layer that brings records is left without its losses; give a net with "
@@ -100,7 +124,7 @@ def batch_axes(net: Any) -> dict[str, int]:
     marks = [
         shapes[layer.bottom[1]]
         for layer in net.layer
-        if layer.type in ("LSTM", "RNN") and layer.bottom[1] in shapes
+        if layer.type in ("LSTM", "RNN") and shapes.keys() & layer.bottom[1:2]
     ]
     axes = {}
     for name, shape in shapes.items():
@@ -119,7 +143,7 @@ def _spread(layer: Any) -> list[Any]:
     """The shapes of an Input layer, one for each top."""
     shapes = layer.input_param.shape
     while len(shapes) < len(layer.top):
-        shapes.add().CopyFrom(shapes[0])
+        shapes.add().CopyFrom(shapes[0])  # of none: no sizes
     return list(shapes)
 
 
@@ -129,27 +153,36 @@ def is_source(layer: Any) -> bool:
 
 
 def _is_removed(layer: Any) -> bool:
-    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output")
-    return layer.type in kinds or str(layer.type).endswith("Loss")
+    kinds = ("Accuracy", "DetectionEvaluate", "Silence", "HDF5Output", *_MEASURES)
+    return layer.type in kinds or _is_loss(layer)
+
+
+def _is_loss(layer: Any) -> bool:
+    return str(layer.type).endswith("Loss") or layer.type == "WarpCTC"
 
 
 def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
     """The layers that stay, the blobs that are to be outputs, and notes."""
-    losses = [layer for layer in net.layer if str(layer.type).endswith("Loss")]
+    losses = [layer for layer in net.layer if _is_loss(layer) and layer.bottom]
     main, side = _by_weight(losses)
     trained = _trained(net.layer)
-    kept = [layer for layer in net.layer if not _is_removed(layer)]
-    apart = {str(layer.bottom[0]) for layer in side if layer.bottom}
+    kept, gone = [], set[str]()
+    for layer in net.layer:
+        if layer.type in _MEASURES or gone.intersection(layer.bottom):
+            gone.update(map(str, layer.top))
+        elif not _is_removed(layer):
+            kept.append(layer)
+    apart = {str(layer.bottom[0]) for layer in side if layer.bottom} | _silenced(net)
     read = {str(name) for layer in kept for name in layer.bottom if name not in layer.top}
     wanted: dict[str, None] = {}
     for loss in main:
-        added = _within(loss, kept, net)
+        added = None if gone.intersection(loss.bottom[:1]) else _within(loss, kept, net)
         if added is not None:
             kept.append(added)
             wanted.update(dict.fromkeys(map(str, added.top)))
             read.add(str(loss.bottom[0]))
-    removed = [layer for layer in net.layer if _is_removed(layer)]
-    ends = [str(name) for layer in removed for name in layer.bottom if layer.type != "Silence"]
+    removed = [one for one in net.layer if _is_removed(one) and one.type != "Silence"]
+    ends = [str(name) for layer in removed for name in layer.bottom]
     ends += [str(top) for layer in kept if not is_source(layer) for top in layer.top]
     for name in ends:
         computed = name in trained or not removed
@@ -160,6 +193,11 @@ def _without_losses(net: Any) -> tuple[list[Any], list[str], list[str]]:
         names = ", ".join(repr(str(layer.name)) for layer in side)
         notes.append(f"left out with what only they need: {names}, losses of lesser weight")
     return kept, list(wanted), notes
+
+
+def _silenced(net: Any) -> set[str]:
+    """The blobs that are to be no outputs."""
+    return {str(name) for layer in net.layer if layer.type == "Silence" for name in layer.bottom}
 
 
 def _by_weight(losses: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -177,7 +215,7 @@ def _trained(layers: Iterable[Any]) -> set[str]:
     """The blobs that a computing layer makes of the records, other than by reshaping and cutting alone."""
     found: set[str] = set()
     for layer in layers:
-        moves = layer.type in ("Flatten", "Reshape", "Permute", "Slice", "Split", "Concat", "Power")
+        moves = layer.type in _MOVES
         if is_source(layer) or _is_removed(layer):
             continue
         if not moves or found.intersection(layer.bottom):
@@ -221,6 +259,12 @@ def _bare(layer: Any) -> Any:
     bare.CopyFrom(layer)
     for name in ("loss_weight", "propagate_down", "include", "exclude", "phase", "blobs"):
         bare.ClearField(name)
+    if layer.type == "BN" and (
+        bare.bn_param.HasField("scale_filler") or bare.bn_param.HasField("shift_filler")
+    ):
+        bare.bn_param.bn_mode = (
+            bare.bn_param.bn_mode
+        )  # without the fillers nothing else says whose it is
     shared = [param for param in layer.param if param.name]
     del bare.param[:]
     for param in layer.param if shared else ():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
-MOST_TEXT_BYTES: Final = 64 << 20  # a prototxt with every layer of the largest nets has some 100 kB
+MOST_TEXT_BYTES: Final = 2 << 20  # a prototxt with every layer of the largest nets has some 100 kB
+MOST_OF_BEGIN: Final = 512
+# What people save or commit instead of a file: its first bytes, and the end of a sentence with the remedy.
+_INSTEAD: Final = {
+    r"\A\Z": "is empty: give another file",
+    r"\A\s*<(?i:!doctype|html|head|\?xml)\b": "is a web page: download the file that the page is about",
+    r"\Aversion https://git-lfs": "is a pointer of git-lfs, not the file: run `git lfs pull` where it comes from",
+    r"\A\x1f\x8b": "is compressed by gzip: unpack it with gunzip",
+    r"(?s)\A.{257}ustar": "is a tar archive: unpack it, and give the file in it",
+    r"\A\x93NUMPY": "is a single array of NumPy: save it with its name by numpy.savez",
+}
 
 
 def open_to_read(path: Path) -> io.BufferedReader:
@@ -43,6 +54,12 @@ def open_to_write(path: Path, mode: str = "wb") -> IO[bytes]:
         raise OSError(errno.EINVAL, "its name holds a zero byte", str(path)) from None
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, mode)
+
+
+def what_instead(begin: bytes) -> str:
+    """What a file is whose first `MOST_OF_BEGIN` bytes these are, and what to do; empty if it may be any other."""
+    text = begin[:MOST_OF_BEGIN].decode("latin-1")
+    return next((said for form, said in _INSTEAD.items() if re.search(form, text)), "")
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
@@ -78,8 +95,14 @@ def read_text(path: Path, most: int = MOST_TEXT_BYTES) -> str:
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A new file that has its name once the context ends: with all its bytes on the disk, or not at all.
 
-    Raises `OSError`, and leaves no part behind.
+    A pipe or a device is written as it is, and of a link the file that it names. Raises `OSError`, and leaves no part
+    behind.
     """
+    if path.exists() and not path.is_file():
+        with open_to_write(path) as file:
+            yield file  # type: ignore[misc]
+        return
+    path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -100,6 +123,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def free_memory() -> int:
+    """Bytes of memory that programs can still take, as Linux says; elsewhere all that the machine has."""
+    with suppress(OSError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        if found := re.search(r"^MemAvailable: *(\d+) kB", text, re.MULTILINE):
+            return int(found[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def home() -> Path:

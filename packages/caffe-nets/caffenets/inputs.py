@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,11 +10,15 @@ from typing import Any, Final
 from caffenets.data_layers import batch_of
 from caffenets.deploy import Deploy, deploy_of
 from caffenets.errors import ConfigError, SolverError
-from caffenets.weight_files.stored import Shape
+from caffenets.weight_files.stored import MOST_AXES, Shape, shape_text
 
 _GIVEN: Final = re.compile(r"(?P<name>[^=]+)=(?P<sizes>[1-9][0-9]*(?:x[1-9][0-9]*)*)")
 MOST_VALUES: Final = 1 << 28  # of an input: 1 GiB
 USUAL_BATCH: Final = 1
+
+
+class SizesError(SolverError):
+    """Sizes of an input that have to be given."""
 
 
 def given_shapes(texts: Sequence[str]) -> dict[str, Shape]:
@@ -22,10 +27,7 @@ def given_shapes(texts: Sequence[str]) -> dict[str, Shape]:
     for text in texts:
         match = _GIVEN.fullmatch(text)
         sizes = [] if match is None else [int(size) for size in match["sizes"].split("x")]
-        values = 1
-        for size in sizes:
-            values *= size
-        if match is None or values > MOST_VALUES:
+        if match is None or math.prod(sizes) > MOST_VALUES:
             raise ConfigError(
                 f"--shape {text!a} is no shape; write the input's name and its sizes, the batch among them: "
                 "--shape data=1x3x227x227"
@@ -46,6 +48,12 @@ def deployed(
     deploy = deploy_of(
         net, InputShapes(net, given, known or {}, blobs or {}, origin, remedy), origin
     )
+    for name, shape in deploy.inputs.items():
+        if not shape or min(shape) < 1 or math.prod(shape) > MOST_VALUES or len(shape) > MOST_AXES:
+            raise SolverError(
+                f"{origin}: input {name!r} has the sizes {shape_text(shape)[:200]}: give sizes of 1 or more, which "
+                f"hold at most {MOST_VALUES:,} values"
+            )
     unknown = [name for name in given if name not in deploy.inputs]
     if unknown:
         raise SolverError(
@@ -82,7 +90,7 @@ class InputShapes:
                 or self._guessed(layer, top)
             )
             if shape is None:
-                raise SolverError(
+                raise SizesError(
                     f"{self._origin}: the sizes of {top!r} are not known, because the records of layer "
                     f"{layer.name!r} ({layer.type}) are not here: give {self._remedy}--shape {top}=1x3x227x227 with "
                     "its sizes"
@@ -120,7 +128,7 @@ def _declared(layer: Any, at: int) -> Shape | None:
     dummy = layer.dummy_data_param
     if dummy.shape:
         return tuple(map(int, dummy.shape[min(at, len(dummy.shape) - 1)].dim))
-    if not dummy.num:
-        return None
     sizes = (dummy.num, dummy.channels, dummy.height, dummy.width)
+    if not all(sizes):
+        return None
     return tuple(int(one[min(at, len(one) - 1)]) for one in sizes)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caffenets.extras import needed
-from caffenets.nets import read_deploy
+from caffenets.nets import about, read_deploy
 from caffenets.weight_files.stored import Shape
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def load(
     needed("torch", "torch", "a net that computes")
     from caffenets.pytorch.module import CaffeModule
 
-    module = CaffeModule(read_deploy(net, shapes))
-    if weights is not None:
-        module.load_weights(weights)
+    with about(net):
+        module = CaffeModule(read_deploy(net, shapes))
+        if weights is not None:
+            module.load_weights(weights)
     return module.eval()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from caffenets.errors import EngineError
 from caffenets.weight_files.archives import is_npz, read_npz
 from caffenets.weight_files.caffemodel import read_model
 from caffenets.weight_files.onnx import read_initializers
 from caffenets.weight_files.state_dict import read_state_dict
-from caffenets.weight_files.stored import Stored, reading, shape_text
+from caffenets.weight_files.stored import OTHER, Stored, reading, shape_text
 
 
 def read_weights(path: Path | str) -> dict[str, Stored]:
@@ -20,16 +21,23 @@ def read_weights(path: Path | str) -> dict[str, Stored]:
 
     A blob of Caffe's formats (`.caffemodel` of any age, `.caffemodel.h5`) is called LAYER/INDEX; an array of ONNX, of a
     PyTorch state dict or of NumPy's `.npz` has its own name. The content says which format it is; ONNX alone has to be
-    named `.onnx`. Raises `EngineError` for a file that cannot be read, or is damaged.
+    named `.onnx`. Raises `EngineError` for a file that cannot be read, is damaged, or has none of floating point.
     """
-    path = Path(path)
+    arrays = _arrays(Path(path))
+    if not arrays:
+        raise EngineError(f"{path} has no arrays of floating point: {OTHER}")
+    return arrays
+
+
+def _arrays(path: Path) -> dict[str, Stored]:
     if path.suffix == ".onnx":
         return read_initializers(path)[0]
     with reading(path, "trained weights") as file:
         begin = file.peek(2)[:2]
         if begin == b"PK" and is_npz(file):
             return read_npz(path)
-    if begin in (b"PK", b"\x80\x02"):  # an archive, or the pickle of PyTorch before 1.6
+    # An archive, or a pickle, as PyTorch wrote before 1.6.
+    if begin == b"PK" or b"\x80\2" <= begin <= b"\x80\5":
         return read_state_dict(path)
     return {
         f"{layer.name}/{index}": blob

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ from caffenets.costs import LayerCost, costs_of
 from caffenets.errors import EngineError, SolverError
 from caffenets.nets import read_deploy
 
-pytestmark = pytest.mark.torch
 BUNDLED = Path(__file__).resolve().parents[3] / "prototxt"
 
 
@@ -34,6 +35,19 @@ def test_nets_take_what_is_published(
     assert len(found) == layers
     assert sum(one.parameters for one in found) == parameters
     assert sum(one.multiply_adds for one in found) == multiply_adds
+
+
+def test_a_net_is_shown_without_pytorch_onnx_and_h5py() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'onnx', 'onnxruntime', 'h5py', 'yaml')))\n"
+        "from caffenets.command import main\n"
+        f"main(['show', {str(BUNDLED / 'lenet' / 'train_test.prototxt')!r}, '--shape', 'data=64x1x28x28'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1].startswith("9 layers, 431,080 parameters"), done.stderr
 
 
 def net(folder: Path, layers: str) -> Path:

@@ -27,6 +27,12 @@ def test_each_module_that_is_imported_is_of_a_declared_project() -> None:
                 imported |= {one.name.split(".")[0] for one in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("needed", "lacking"):
+                imported |= {
+                    str(one.value).split(".")[0]
+                    for one in node.args[:1]
+                    if isinstance(one, ast.Constant)
+                }
     others = imported - sys.stdlib_module_names - {"caffenets"}
     assert {CALLED.get(name, name) for name in others} <= declared
-    assert {"numpy", "google", "torch", "yaml"} <= others
+    assert {"numpy", "google", "torch", "yaml", "onnx"} <= others

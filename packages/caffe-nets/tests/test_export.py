@@ -73,3 +73,25 @@ def test_nothing_is_written_where_something_is_wrong(tmp_path: Path, run: Any) -
     status, _, err = run("export", net, weights, "--onnx", out)
     assert (status, err.count("\n")) == (2, 1)
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_the_files_do_what_the_data_layer_does_to_its_records(tmp_path: Path, run: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    _, weights = trained(tmp_path, "lenet", (1, 1, 28, 28))
+    net, out = tmp_path / "train_test.prototxt", tmp_path / "out.onnx"
+    net.write_text((BUNDLED / "lenet" / "train_test.prototxt").read_text())
+    words = ("export", net, weights, "--onnx", out, "--shape", "data=1x1x28x28")
+    assert run(*words)[0] == 0
+    plain = read_onnx(out)
+    assert run(*words, "--transform")[0] == 0
+    records = np.random.default_rng(2).integers(0, 256, (3, 1, 28, 28)).astype(np.float32)
+    one, other = plain(records / 256), read_onnx(out)(records)
+    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+
+
+def read_onnx(file: Path) -> Any:
+    """What the file computes of an array."""
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda records: session.run(None, {session.get_inputs()[0].name: records})[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from caffenets.export.exporting import Wanted, check_wanted, exported
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
 from caffenets.weight_files.caffemodel import read_model
 from speedo.engines.export.source import read_source
 from speedo.engines.export.trial import Trials

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.checks.nets import problems_of_layers
 from caffenets.data_layers import data_layers
 from caffenets.deploy import Deploy, is_whole
-from caffenets.export.steps import Shape
 from caffenets.export.transform import Transform, transforms_of
 from caffenets.export.trials import Arrays
+from caffenets.forms.steps import Shape
 from caffenets.host_program import caffe_schema
 from caffenets.inputs import deployed
 from caffenets.prototxt.text import parse_text, to_text
 from speedo.engines.export.trial import Trials
+from speedo.engines.layer_types import known_to
 from speedo.engines.make import EngineChoice
-from speedo.engines.solver.net_checks import problems_of_deploy
 from speedo.engines.solver.reading import is_net, read_solver
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.solver.scored_nets import read_net
@@ -43,18 +44,15 @@ class Source:
         """The deploy net; for the rest see `InputShapes`. Raises `SolverError` with every problem of it."""
         deploy = deployed(self.net, self.origin, given, known, blobs, "--data-root, or ")
         engine = self.spec.engine
-        if problems := problems_of_deploy(deploy.net, self.spec.search, self.origin, engine):
+        if problems := problems_of_layers(
+            deploy.net, self.spec.search, self.origin, known_to(engine)
+        ):
             raise SolverError(problems)
         return deploy
 
     def transforms(self, deploy: Deploy) -> dict[str, Transform]:
         """What the net's data layers do to their records. Raises `SolverError` where they do nothing."""
-        found = transforms_of(self.net, deploy.inputs, self.spec.search.require, self.origin)
-        if not found:
-            raise SolverError(
-                f"{self.origin}: no data layer subtracts a mean or scales: leave --transform out"
-            )
-        return found
+        return transforms_of(self.net, deploy.inputs, self.spec.search.require, self.origin)
 
     def records(self, trials: Trials, scratch: Path) -> tuple[Arrays, str]:
         """A batch of the net's records, or none and why there is none."""

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from google.protobuf import text_format
 
 from caffenets.export.trials import Arrays, Computed
+from caffenets.int8.model import quantising
 from caffenets.onnx_session import opened
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
 from speedo.engines.child import PROBLEM, started, tell
-from speedo.engines.export.int8_model import quantising
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.make import EngineChoice, prepare_process
 from speedo.engines.native_failures import describe_exception
@@ -74,7 +74,7 @@ class Trials:
         return found
 
     def int8(self, file: Path, batches: Arrays, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Quantise an ONNX file; see `speedo.engines.export.int8_model`."""
+        """Quantise an ONNX file; see `caffenets.int8.model`."""
         ((answer, _),) = self._run("int8", [({}, batches)], {"file": str(file), **request})
         return dict(answer)
 

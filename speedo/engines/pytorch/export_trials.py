@@ -11,8 +11,8 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.export.trials import Arrays
-from caffenets.pytorch.layers.inputs import Input
-from caffenets.pytorch.layers.prior_box import PriorBox
+from caffenets.layers.inputs import Input
+from caffenets.layers.prior_box import PriorBox
 from caffenets.pytorch.trials import module_in, on_module, save_state_dict
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.scoring import net_blobs

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from caffenets.pytorch.layers.inner_product import InnerProduct
+from caffenets.layers.inner_product import InnerProduct
 from speedo.engines.base import Done
 from speedo.engines.layer_notes import note
 from speedo.engines.pytorch.flat import FlatParameters

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from caffenets.box_labels import boxes_of
 from caffenets.known_types import type_here
-from caffenets.pytorch.layer import SourceLayer
-from caffenets.pytorch.wiring import Wired
+from caffenets.layer import SourceLayer
+from caffenets.wiring import Wired
 from speedo.engines.pytorch.memory import is_lack_of_memory
 from speedo.engines.pytorch.net import Net
 from speedo.engines.pytorch.step_memory import step_memory
@@ -29,7 +29,7 @@ _LEAVE_IT_OUT: Final = "leave micro_batch out"
 _MIXING: Final = frozenset(
     {
         "RNN", "LSTM", "LSTMUnit", "BatchReindex", "Filter", "DetectionOutput", "DetectionEvaluate", "Proposal",
-        "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling",
+        "AnchorTarget", "ProposalTarget", "ROIPooling", "PSROIPooling", "Reverse",
     }
 )  # fmt: skip
 # Of a GPU's memory; more in use after the first step, and the parts are halved once more.

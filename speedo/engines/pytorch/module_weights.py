@@ -36,6 +36,7 @@ class ModuleWeights:
     """
 
     def __init__(self, module: Module, optimizer: Optimizer | None = None) -> None:
+        optimizer = _innermost(optimizer)
         parameters = dict(module.named_parameters())
         saved = module.state_dict(keep_vars=True).keys()
         buffers = {
@@ -47,6 +48,11 @@ class ModuleWeights:
         if optimizer is not None:
             _check_optimizer(optimizer, parameters)
         self._module, self._optimizer = module, optimizer
+        own = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
+        known = {id(one) for one in own}
+        # Who else changes them is told by PyTorch's count of changes in place.
+        self._others = {name: one for name, one in parameters.items() if id(one) not in known}
+        self._changes: dict[str, int] = {}
         self.layout = Layout(
             (
                 *(Blob(name, tuple(one.shape)) for name, one in parameters.items()),
@@ -61,6 +67,17 @@ class ModuleWeights:
     def load_weights(self, vector: Vector) -> None:
         for tensor, _, place in self._tensors():
             _write(tensor, vector[place])
+        self._note_changes()
+
+    def check_changes(self) -> None:
+        """Raise `ConfigError` for a parameter that another optimizer than the one joined has changed."""
+        for name, one in self._others.items():
+            if self._changes.setdefault(name, one._version) != one._version:
+                raise ConfigError(
+                    f"parameter {name} of the model was changed, and the optimizer given to speedo.join does not have "
+                    "it, so its changes reach no other worker: give the optimizer all parameters that are trained, or "
+                    "join a model without those"
+                )
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
         """See `Weights.change_weights`; what is not float32 in the host's memory is a copy that is written back."""
@@ -73,6 +90,10 @@ class ModuleWeights:
                 torch.from_numpy(copy).view(tensor.shape).copy_(tensor)
                 change(blob, place, copy)
                 _write(tensor, copy)
+        self._note_changes()
+
+    def _note_changes(self) -> None:
+        self._changes = {name: one._version for name, one in self._others.items()}
 
     def on_step(self, callback: Callable[[], None]) -> RemovableHandle:
         """Call it after each step of the optimizer, until `remove()` of what is returned.
@@ -196,6 +217,13 @@ def _fault(tensor: Tensor) -> str:
             f"has the type {tensor.dtype}: only float32, float64, bfloat16 and float16 are averaged"
         )
     return ""
+
+
+def _innermost(optimizer: Optimizer | None) -> Optimizer | None:
+    """The one inside of a wrapper such as Accelerate's, whose steps are those of what it holds."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> None:

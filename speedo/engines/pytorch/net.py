@@ -10,17 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from caffenets.graph import NetGraph
 from caffenets.known_types import refusals, type_here
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import BlobSpec, Layer, LayerContext, SourceLayer
-from caffenets.pytorch.layer_params import first_values, lr_mult, note_multipliers, param_name
-from caffenets.pytorch.layers import LAYERS
-from caffenets.pytorch.layers.detection import DetectionEvaluate
-from caffenets.pytorch.wiring import Wired
+from caffenets.layer import BlobSpec, Layer, LayerContext, SourceLayer
+from caffenets.layers import LAYERS
+from caffenets.layers.detection import DetectionEvaluate
+from caffenets.pytorch.layer_params import check_shared, first_values, lr_mult, note_multipliers
 from caffenets.weight_files.stored import shape_text
 from speedo.engines.evaluation import uses_statistics
 from speedo.engines.layer_notes import note_backward, note_forward, noting
@@ -34,7 +32,6 @@ from speedo.exchange.vector import Blob, Layout
 _CONVOLUTIONS = frozenset(
     {"Convolution", "Deconvolution", "ConvolutionDepthwise", "DepthwiseConvolution"}
 )
-_PERMISSIVE = 1  # ParamSpec.DimCheckMode
 
 
 class Net(NetGraph):
@@ -240,12 +237,12 @@ class Net(NetGraph):
             layer = wired.layer
             for number, spec in enumerate(layer.blobs):
                 key = (index, number)
-                name = param_name(layer, number)
+                name = layer.param_name(number)
                 if name:
                     note_multipliers(layer, number, multipliers.setdefault(name, {}))
                 if name and name in named:
                     owner = named[name]
-                    self._check_shared(name, owner, wired, number)
+                    check_shared(layer, number, self._wired[owner[0]].layer, owner[1])
                     if owner in found:
                         found.setdefault(key, found[owner])
                     else:
@@ -273,18 +270,6 @@ class Net(NetGraph):
                 wired.blobs.append(blob)
                 if tuple(blob.shape) != tuple(spec.shape):
                     wired.views[number] = tuple(spec.shape)
-
-    def _check_shared(self, name: str, owner: tuple[int, int], wired: Wired, number: int) -> None:
-        """Caffe: net.cpp, AppendParam."""
-        other = self._wired[owner[0]].layer
-        theirs, ours = other.blobs[owner[1]].shape, wired.layer.blobs[number].shape
-        permissive = wired.layer.param.param[number].share_mode == _PERMISSIVE
-        same = np.prod(theirs) == np.prod(ours) if permissive else tuple(theirs) == tuple(ours)
-        if not same:
-            raise wired.layer.refuse(
-                f"shares the param {name!r} of layer {other.name!r}, whose shape is {shape_text(theirs)}, "
-                f"and needs {shape_text(ours)}: give them equal shapes, or the param another name"
-            )
 
     def _found_in(self, other: Net) -> dict[tuple[int, int], Tensor]:
         """The blobs of `other` for each of this net's layers that has the name of one of its layers."""

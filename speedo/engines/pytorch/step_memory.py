@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from caffenets.pytorch.layer import SourceLayer
-from caffenets.pytorch.wiring import Wired
+from caffenets.layer import SourceLayer
+from caffenets.wiring import Wired
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.devices import META
 from speedo.engines.pytorch.net import Net

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from caffenets.checks.nets import net_problems
 from caffenets.data_layers import batch_of, data_layers
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
-from speedo.engines.solver.net_checks import net_problems
+from speedo.engines.layer_types import known_to
 from speedo.engines.solver.solver_checks import solver_problems
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import SolverError
@@ -22,7 +23,7 @@ def check_solver(spec: SolverSpec, *, workers: int, split: bool) -> None:
     """
     parameter = parse_text(spec.text, caffe_schema().SolverParameter())
     problems = solver_problems(parameter, spec.path, spec.engine)
-    problems += net_problems(parameter, spec.search, spec.net_files, spec.engine)
+    problems += net_problems(parameter, spec.search, spec.net_files, known_to(spec.engine))
     if split and workers > 1:
         problems += [f"{spec.path}: {text}" for text in _split_problems(spec, parameter, workers)]
     if problems:

@@ -11,10 +11,10 @@ from caffenets.data_layers import PLACEABLE, SOURCES, batch_of, data_layers, net
 from caffenets.files import open_to_read, read_names
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
-from speedo.system.shared_lmdb import SharedLmdb
 
 
 def undivided(spec: SolverSpec) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from caffenets.known_types import type_here
+from caffenets.known_types import normalizes_by_batch, type_here
 
 # Caffe: layers/recurrent_layer.cpp. Rows are time steps, and the state continues from batch to batch.
 _RECURRENT: Final = frozenset({"LSTM", "RNN"})
@@ -28,8 +28,10 @@ def obstacle_to_parts(net: Any) -> str:
             return f"{name} divides by the matched boxes of its batch"
         if type_here(layer) in _DRAWN_FROM_BATCH:
             return f"{name} draws what is trained from its batch"
-        if layer.type == "BatchNorm" and not layer.batch_norm_param.use_global_stats:
+        if normalizes_by_batch(layer):
             return f"{name} normalizes by the statistics of its batch"
+        if layer.type == "CenterLoss":
+            return f"{name} moves centers by how often their class is in its batch"
         if layer.type == "Filter":
             return f"{name} keeps another number of records in each batch"
     return ""

@@ -14,11 +14,11 @@ from caffenets.data_layers import SOURCES, data_layers
 from caffenets.files import read_bytes
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.engines.solver.conversion import DATABASES, conversion_of, reads_leveldb
 from speedo.engines.solver.data_layers import count_records
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import DataError
-from speedo.system.shared_lmdb import SharedLmdb
 
 MOST_LIST_BYTES: Final = 4 << 30
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.checks.nets import net_problems
+from caffenets.checks.paths import SearchPath
 from caffenets.data_layers import data_layers, net_batch, set_net_batch, source_of
 from caffenets.host_program import caffe_schema
 from caffenets.nets import read_net
@@ -16,9 +18,8 @@ from caffenets.prototxt.dialect import caffes_text, top_fields
 from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import read_text, to_text
 from caffenets.prototxt.upgrade import upgrade_net
+from speedo.engines.layer_types import known_to
 from speedo.engines.solver.lr_policies import LrPolicy
-from speedo.engines.solver.net_checks import net_problems
-from speedo.engines.solver.paths import SearchPath
 from speedo.engines.solver.solver_checks import SOLVER_TYPES, solver_problems
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec, apply_overrides
 from speedo.errors import SolverError
@@ -69,7 +70,7 @@ def read_solver(
     problems += _unwritable_names(inlined, path)
     if problems:
         if reader.complete:
-            problems += net_problems(inlined, search, reader.net_files, overrides.engine)
+            problems += net_problems(inlined, search, reader.net_files, known_to(overrides.engine))
         raise SolverError(problems)
     if overrides.batch is not None:
         set_net_batch(inlined.train_net_param, overrides.batch)

@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from caffenets.checks.paths import SearchPath
+from caffenets.checks.sources import image_name, read_hdf5_list, read_list
 from caffenets.data_layers import SOURCES, data_layers, set_net_batch
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text, set_field, to_text
@@ -18,8 +20,6 @@ from speedo.engines.solver.conversion import read_conversion
 from speedo.engines.solver.division import scale_losses
 from speedo.engines.solver.fillers import Draws, keep_fillers
 from speedo.engines.solver.hdf5_shares import write_shares
-from speedo.engines.solver.paths import SearchPath
-from speedo.engines.solver.source_checks import image_name, read_hdf5_list, read_list
 from speedo.engines.solver.spec import SolverSpec
 from speedo.errors import SolverError
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from caffenets import nets
+from caffenets.checks.nets import problems_of_tests
+from caffenets.checks.paths import SearchPath
 from caffenets.data_layers import data_layers, net_batch, set_net_batch, source_of
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.state import filter_net
 from caffenets.prototxt.text import parse_text, to_text
-from speedo.engines.solver.net_checks import problems_of_tests
-from speedo.engines.solver.paths import SearchPath
+from speedo.engines.layer_types import known_to
 from speedo.engines.solver.reading import is_net, read_solver, spec_of
 from speedo.engines.solver.spec import SolverOverrides, SolverSpec
 from speedo.errors import SolverError
@@ -97,7 +98,7 @@ def read_training(tests: SolverSpec) -> SolverSpec:
 def check_tests(spec: SolverSpec) -> None:
     """Raise one `SolverError` with every problem of the test nets that can be found without building them."""
     parameter = parse_text(spec.text, caffe_schema().SolverParameter())
-    problems = problems_of_tests(parameter, spec.search, spec.net_files[1:], spec.engine)
+    problems = problems_of_tests(parameter, spec.search, spec.net_files[1:], known_to(spec.engine))
     if problems:
         raise SolverError(problems)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from caffenets.checks.paths import SearchPath
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text, set_field, to_text
 from speedo.engines.solver.lr_policies import LrPolicy
-from speedo.engines.solver.paths import SearchPath
 from speedo.system.bounds import EngineName
 
 

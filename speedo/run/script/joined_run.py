@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -36,8 +37,9 @@ from speedo.system.kept_memory import keep_freed_memory
 from speedo.watch.callbacks import Callbacks
 from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.share import RecordShare
-from speedo.worker.weights import Weights
+from speedo.worker.weights import ScriptWeights
 
+GOES_ON_S: Final = 10.0  # a loop that does not ask whether the run is over
 _NO_MORE: Final = object()
 _now: JoinedRun | None = None
 
@@ -94,6 +96,10 @@ def current() -> JoinedRun:
     return _now
 
 
+class LoopEnds(BaseException):
+    """Ends a loop that goes on after the end of the run; leaving `with speedo.join(...)` takes it."""
+
+
 class JoinedRun(AbstractContextManager["JoinedRun"]):
     """One worker's part of a run. Its turns begin and end in `step`, in the script's own thread.
 
@@ -103,7 +109,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     def __init__(
         self,
-        weights: Weights,
+        weights: ScriptWeights,
         stepped: Any,
         events: ScriptEvents,
         exchange: str | None = None,
@@ -120,6 +126,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._share = RecordShare(self._own.lease, lambda: None, 0)
         self._epochs, self._steps, self._first_epoch = 0, 0, 0
         self._shares = False  # `share` was called
+        self._unused = 0  # batches that it gave before the first step
+        self._over_since = 0.0  # when a step found the run over
         self._tested = 0  # calls of `test`
         self._loss: float | None = None
 
@@ -164,14 +172,29 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         """
         items, turns = self._share.batches(data, batch, shuffle, epochs=self._epochs), self._turns
         self._shares = True
-        if turns is None:
-            yield from items
-            return
-        turns.hello(self._share.batch)
+        if turns is not None:
+            turns.hello(self._share.batch)
         # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
-        while turns.has_turn() and (item := next(items, _NO_MORE)) is not _NO_MORE:
-            if turns.has_turn():  # after a wait it is a new one
+        while (turns is None or turns.has_turn()) and (
+            item := next(items, _NO_MORE)
+        ) is not _NO_MORE:
+            if turns is None or turns.has_turn():  # after a wait it is a new one
+                self._unused += not self._steps
                 yield item
+        self._check_steps()
+
+    def _check_steps(self) -> None:
+        """Raises `ConfigError` where batches were given, and nobody has made a step with them."""
+        if self._unused > 1 and not self._steps:
+            raise ConfigError(
+                f"run.share gave {self._unused} batches, and no step was made with them: "
+                + (
+                    "call run.step() after each change of the arrays"
+                    if self._stepped is None
+                    else "give speedo.join the optimizer that steps; where weights are changed by hand, give it "
+                    "NumPy arrays and call run.step()"
+                )
+            )
 
     def step(self, loss: float | None = None, samples: int | None = None) -> None:
         """A step was made, on this many records: those that `share` gave since the last one, if it is not said.
@@ -182,6 +205,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         gradients = None if turns is None else turns.gradients
         if gradients is not None and gradients.lost:
             return
+        self._weights.check_changes()
+        if turns is not None and turns.over:
+            self._end_loop()
         is_idle = gradients is not None and gradients.idle
         if gradients is not None:
             gradients.after_step()
@@ -200,6 +226,17 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         elif not self._shares and not is_idle:  # the next step may follow at once
             turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
+
+    def _end_loop(self) -> None:
+        """Raise `LoopEnds` in a loop that goes on though the run is over, and does not ask `should_stop`."""
+        self._over_since = self._over_since or time.monotonic()
+        if time.monotonic() - self._over_since > GOES_ON_S:
+            print(
+                "speedo: the run is over: the loop ends here, and the script goes on after `with speedo.join(...)`; "
+                "a loop that asks run.should_stop ends by itself",
+                flush=True,
+            )
+            raise LoopEnds
 
     def report(self, loss: float) -> None:
         """Say the loss of the step that follows, for the log: with an optimizer, before its step. May be a tensor."""
@@ -322,7 +359,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         global _now
         _now = None
         for hook in self._hooks:
@@ -330,14 +367,24 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._share.close()
         self._collectives.close()
         if self._turns is None:
-            return
-        try:
             if error is None:
+                self._check_steps()
+            return False
+        ends = isinstance(error, LoopEnds)
+        is_well = error is None or ends or (isinstance(error, SystemExit) and not error.code)
+        problem = None if is_well else error
+        try:
+            if is_well:
+                self._check_steps()
                 if self._turns.worker is None and not self._shares:
                     raise ConfigError(
                         "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() "
                         "or steps of the optimizer"
                     )
                 self._turns.done(self._events.look)
+        except ConfigError as mistake:
+            problem = mistake
+            raise
         finally:
-            self._turns.close(error)
+            self._turns.close(problem)
+        return ends

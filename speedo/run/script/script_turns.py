@@ -38,7 +38,7 @@ from speedo.run.script.publisher import Publisher
 from speedo.run.script.shared_test import SharedTest
 from speedo.run.script.testing import Measure, center_tested, measured
 from speedo.run.script.turns import TurnSource
-from speedo.run.script_link import VARIABLE, Hello, Start
+from speedo.run.script_link import MISTAKE, VARIABLE, Hello, Start
 from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
 from speedo.worker.weights import Weights
@@ -180,6 +180,9 @@ class ScriptTurns:
 
     def close(self, error: BaseException | None) -> None:
         """Take no more turns; `error` is what the script raised in its part of the run."""
+        if isinstance(error, ConfigError) and self.worker is not None:
+            # Each worker would make it again and again.
+            self.source.stop(f"{MISTAKE} (worker {self._start.place.worker}): {error}")
         if error is not None:
             self.source.raised(error)
         if self.gradients is not None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from caffenets.checks.paths import SearchPath
 from speedo.data.mnist import FASHION_MNIST, FASHION_MNIST_PACKAGE, FASHION_MNIST_SOURCE
 from speedo.data.remote.uris import uri_of
 from speedo.data.roots import default_data_root
@@ -22,7 +23,6 @@ from speedo.engines.solver import (
     solver_for_worker,
 )
 from speedo.engines.solver.data_layers import count_records, files_named
-from speedo.engines.solver.paths import SearchPath
 from speedo.engines.update_rules import RULES
 from speedo.errors import SolverError, SpeedoError, hide_secrets
 from speedo.run.chosen_solver import chosen_solver

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 from caffenets.export.exporting import as_onnx
 from caffenets.export.trials import Arrays
 from caffenets.host_program import caffe_schema
+from caffenets.int8.model import WEIGHTS
+from caffenets.int8.split import INTEGER, Split, split
 from caffenets.prototxt.text import parse_text, to_text
-from speedo.engines.export.int8_model import WEIGHTS
-from speedo.engines.export.int8_split import INTEGER, Split, split
 from speedo.engines.export.source import read_records
 from speedo.engines.export.trial import Trials
 from speedo.engines.make import EngineChoice
@@ -90,7 +90,7 @@ def score_in_int8(
             in_float |= dict.fromkeys((name, types[name]) for name in names)
             for kind, parameter in nets.items():
                 file = folder / f"{kind}.onnx"
-                parameter.test_net_param[at].CopyFrom(parts.with_core(file))
+                parameter.test_net_param[at].CopyFrom(parts.with_core(file, ONNX_LAYER))
         modules = (*spec.python_layers, ONNX_LAYER)
         known = [str(layer.name) for net in whole.test_net_param for layer in net.layer]
         scores = {}

@@ -11,7 +11,7 @@ from google.protobuf import text_format
 
 from caffenets.deploy import with_batch
 from caffenets.export.layered import Layered, draw_inputs, layered
-from caffenets.export.steps import dims_of
+from caffenets.forms.steps import dims_of
 from caffenets.weight_files.caffemodel import Model
 from speedo.engines.caffe_import import load_caffe, prepare_environment
 from speedo.errors import EngineError

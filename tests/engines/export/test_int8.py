@@ -12,11 +12,12 @@ import pytest
 from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
+from caffenets.int8.model import quantising
+from caffenets.int8.split import INTEGER, Split, output_of, split
 from caffenets.onnx_session import opened
 from caffenets.prototxt.state import filter_net
 from caffenets.weight_files.caffemodel import Model
-from speedo.engines.export.int8_model import quantising
-from speedo.engines.export.int8_split import INTEGER, Split, output_of, split
+from speedo.engines.schema import ONNX_LAYER
 from speedo.errors import EngineError, SolverError
 from tests.engines.export.in_process import Tried, on_pycaffe, on_torch, parsed
 from tests.support.random_nets import random_net
@@ -246,7 +247,7 @@ def test_losses_labels_and_what_they_read_stay_in_the_net() -> None:
     assert names(net.core) == ["conv", "relu", "ip"]
     assert names(net.rest) == ["half", "prob", "loss", "accuracy"]
     assert (net.inputs, net.outputs) == (("data",), ("ip",))
-    made = net.with_core(Path("core.onnx"))
+    made = net.with_core(Path("core.onnx"), ONNX_LAYER)
     assert names(made.layer) == ["d", "int8", "half", "prob", "loss", "accuracy"]
     assert (list(made.layer[1].bottom), list(made.layer[1].top)) == (["data"], ["ip"])
 
@@ -299,7 +300,7 @@ def test_random_nets_compute_the_same_with_their_core_apart(tmp_path: Path) -> N
             tried = on_torch(parts.deploy(shapes).net, (drawn.batch,))
             file = folder / "core.onnx"
             file.write_bytes(tried.made.as_onnx())
-            mixed = Net(parts.with_core(file), "TEST")
+            mixed = Net(parts.with_core(file, ONNX_LAYER), "TEST")
         except (SolverError, EngineError):
             refused += 1  # nothing to quantise, or no equal in ONNX
             continue

@@ -20,8 +20,8 @@ def layer_of(
 ) -> tuple[Any, Any]:
     """The layer with this inside of a prototxt's `layer { }`, after its setup; and the shapes of its tops."""
     from caffenets.known_types import type_here
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layer import LayerContext
+    from caffenets.layers import LAYERS
 
     named = " ".join(f'top: "top{at}"' for at in range(tops))
     net = text_format.Parse(f'layer {{ name: "tried" {named} {text} }}', caffe_pb2.NetParameter())

@@ -80,8 +80,8 @@ def trial(
 
 def set_up(layer: str, shapes: Sequence[tuple[int, ...]], phase: str = "TRAIN") -> Any:
     """Our layer alone, after its `setup`; `layer` as in `trial`."""
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layer import LayerContext
+    from caffenets.layers import LAYERS
 
     text, tops = _split(layer)
     named = " ".join(f'top: "top{index}"' for index in range(tops))
@@ -253,8 +253,8 @@ def _run_ours(
 ) -> Result:
     import torch
 
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layer import LayerContext
+    from caffenets.layers import LAYERS
 
     torch.manual_seed(seed)
     layer = LAYERS[layer_param.type](layer_param, LayerContext(phase, seed=seed))

@@ -28,7 +28,7 @@ ALL = f"""transform_param {{ mirror: true resize_param {{ height: {SIDE} width: 
 
 
 def layer_in(folder: Path, options: str, seed: int = 5) -> Any:
-    from caffenets.pytorch.layer import LayerContext
+    from caffenets.layer import LayerContext
     from speedo.engines.pytorch.data.annotated import AnnotatedData
 
     param = text_format.Parse(LAYER.format(options), caffe_pb2.LayerParameter())
@@ -84,7 +84,7 @@ def test_skipped_batches_leave_the_next_one_as_it_was(folder: Path) -> None:
 )
 def test_ssds_transforms_are_refused_in_other_data_layers(folder: Path, field: str) -> None:
     """They would have no effect there."""
-    from caffenets.pytorch.layer import LayerContext
+    from caffenets.layer import LayerContext
     from speedo.engines.pytorch.data import SOURCES
 
     text = LAYER.format(f"transform_param {{ {field} }}").replace("AnnotatedData", "Data")

@@ -112,7 +112,7 @@ def assert_close(
 def test_a_net_of_caffe_computes_as_on_pycaffe(name: str, phase: str, tmp_path: Path) -> None:
     import torch
 
-    from caffenets.pytorch.layers.inputs import Input
+    from caffenets.layers.inputs import Input
     from speedo.engines.pytorch.net import Net
 
     pb2 = load_caffe().proto.caffe_pb2

@@ -11,11 +11,11 @@ from google.protobuf import text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.record_check import first_problem
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import EngineError
-from speedo.system.shared_lmdb import SharedLmdb
 from tests.support.data_layers import (
     assert_same,
     by_caffe,
@@ -376,7 +376,7 @@ def test_a_leveldb_is_read_from_its_conversion(
 
 def test_a_layer_of_speedos_own_schema_is_read_alike(database: Path, tmp_path: Path) -> None:
     from caffenets.caffe_schema.caffe_pb2 import LayerParameter
-    from caffenets.pytorch.layer import LayerContext
+    from caffenets.layer import LayerContext
     from speedo.engines.pytorch.data import SOURCES
 
     layer = data_layer(database, 4, "transform_param { scale: 0.3 crop_size: 5 }")

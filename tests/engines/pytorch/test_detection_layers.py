@@ -70,7 +70,7 @@ CODES = {
 def test_codes_are_those_worked_by_hand_and_mean_the_box(code: Any) -> None:
     import torch
 
-    from caffenets.pytorch.boxes import decoded, encoded
+    from caffenets.layers.boxes import decoded, encoded
 
     prior, box = torch.tensor([[0.4, 0.4, 0.6, 0.6]]), torch.tensor([[0.4, 0.4, 0.8, 0.5]])
     variance = torch.tensor([[0.1, 0.1, 0.2, 0.2]])
@@ -85,7 +85,7 @@ def test_codes_are_those_worked_by_hand_and_mean_the_box(code: Any) -> None:
 def test_matches_are_those_worked_by_hand() -> None:
     import torch
 
-    from caffenets.pytorch.boxes import matches, overlaps
+    from caffenets.layers.boxes import matches, overlaps
 
     # Two squares of 2 that share half: 2 of 6. One of 1 in one of 2: 1 of 4.
     boxes = torch.tensor([[0.0, 0, 2, 2], [1, 0, 3, 2], [0, 0, 1, 1], [5, 5, 6, 6]])
@@ -106,7 +106,7 @@ def test_matches_are_those_worked_by_hand() -> None:
 def test_suppression_leaves_the_best_of_those_that_overlap() -> None:
     import torch
 
-    from caffenets.pytorch.boxes import kept
+    from caffenets.layers.boxes import kept
 
     boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 4], [20, 20, 30, 30]])
     scores = torch.tensor([0.5, 0.9, 0.8, 0.1])

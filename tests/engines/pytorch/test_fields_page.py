@@ -14,7 +14,12 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.prototxt.dialect import caffes_text
-from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_words
+from caffenets.prototxt.forks import (
+    about_field,
+    changes_the_net,
+    in_bvlcs_words,
+    unread,
+)
 from caffenets.prototxt.text import read_text
 from speedo.errors import EngineError, SolverError
 from tests.support import field_probes as probes
@@ -34,6 +39,7 @@ RECORDS: Final = {
     "BlobShape", "BlobProto", "BlobProtoVector", "Datum", "SolverState", "NormalizedBBox", "Annotation",
     "AnnotationGroup", "AnnotatedDatum", "LabelMapItem", "LabelMap",
 }  # fmt: skip
+KEPT = "read and written; a net with it is not computed"
 _PRINTS = "prints more in Caffe"
 _OLD_FORM = "Caffe reads it in the old form `layers` alone, where it is moved to transform_param"
 _SAVED = "only with output_directory, which is refused"
@@ -321,8 +327,8 @@ def test_every_field_acts_or_is_refused_or_is_named_as_without_effect(
     assert idle == set(WHY)
 
 
-def test_a_field_of_another_caffe_is_refused_or_read_as_bvlcs(tmp_path: Path) -> None:
-    """Also with --ignore-unknown: none of them is left out."""
+def test_a_field_of_another_caffe_is_kept_or_read_as_bvlcs(tmp_path: Path) -> None:
+    """One that only a solver has is refused. Also with --ignore-unknown none is left out."""
     for names in FIELDS.values():
         for name in names:
             owner, field = name.split(".")
@@ -334,9 +340,13 @@ def test_a_field_of_another_caffe_is_refused_or_read_as_bvlcs(tmp_path: Path) ->
     for texts in VALUES.values():
         for text in texts:
             path.write_text(text)
-            with pytest.raises(SolverError, match="is not one of"):
-                read_text(path, caffe_pb2.NetParameter(), [])
-    assert caffes_text(path)
+            net = caffe_pb2.NetParameter()
+            read_text(path, net, [])
+            if text.startswith("layers"):
+                assert net.layers[0].type_name == "DenseImageData"
+            else:
+                assert [*unread(net)] == [("LossParameter", "normalization")]
+            assert caffes_text(path)
 
 
 def tables(verdicts: dict[str, dict[str, str]]) -> tuple[str, str]:
@@ -358,12 +368,12 @@ def tables(verdicts: dict[str, dict[str, str]]) -> tuple[str, str]:
         for name in names:
             owner, field = name.split(".")
             said = in_bvlcs_words(owner, field, "false" if field == "ceil_mode" else "2")
-            rows.setdefault(
-                f"read as `{said.partition(':')[0]}`" if said else "refused", []
-            ).append(name)
+            kept = "unread" in caffe_pb2.DESCRIPTOR.message_types_by_name[owner].fields_by_name
+            here = f"read as `{said.partition(':')[0]}`" if said else KEPT if kept else "refused"
+            rows.setdefault(here, []).append(name)
         others += [f"| {caffe} | {', '.join(names)} | {here} |" for here, names in rows.items()]
     others += [
-        f"| {caffe} | `{text}` | refused |" for caffe, texts in VALUES.items() for text in texts
+        f"| {caffe} | `{text}` | {KEPT} |" for caffe, texts in VALUES.items() for text in texts
     ]  # fmt: skip
     return "\n".join(lines), "\n".join(others)
 

@@ -292,3 +292,152 @@ def test_a_depthwise_convolution_is_one_with_a_group_for_each_channel(kind: str,
             f'type: "{kind}" convolution_param {{ num_output: 6 group: 2 {options} }}',
             [(1, 3, 5, 6)],
         )
+
+
+BATCH = spread((4, 3, 2, 5)).astype(np.float32)
+SCALE, SHIFT = np.array([0.5, 2, -1], np.float32), np.array([1, 0, 3], np.float32)
+
+
+def by_channel(values: Any) -> Any:
+    return np.asarray(values, np.float32).reshape(-1, 1, 1)
+
+
+def test_bn_of_segnet_normalizes_or_only_scales() -> None:
+    blobs = [SCALE.reshape(1, 3, 1, 1), SHIFT.reshape(1, 3, 1, 1)]
+    text = 'type: "BN" bn_param { scale_filler { type: "constant" value: 1 } bn_mode: %s }'
+    for phase in ("TRAIN", "TEST"):
+        (top,) = tops_of(text % "INFERENCE", [BATCH], blobs, phase=phase)
+        np.testing.assert_allclose(top, BATCH * by_channel(SCALE) + by_channel(SHIFT), rtol=1e-6)
+        (top,) = tops_of(text % "LEARN", [BATCH], blobs, phase=phase)
+        mean, variance = BATCH.mean((0, 2, 3)), BATCH.var((0, 2, 3))
+        normal = (BATCH - by_channel(mean)) / np.sqrt(by_channel(variance) + 1e-9)
+        np.testing.assert_allclose(
+            top, normal * by_channel(SCALE) + by_channel(SHIFT), rtol=1e-4, atol=1e-5
+        )
+    for mode in ("LEARN", "INFERENCE"):
+        check_gradients(text % mode, [BATCH], blobs)
+    layer, _ = layer_of(text % "LEARN", [(4, 3, 2, 5)])
+    assert [spec.shape for spec in layer.blobs] == [(1, 3, 1, 1)] * 2
+
+
+def test_bn_of_pspnet_keeps_moving_averages() -> None:
+    import torch
+
+    text = 'type: "BN" bn_param { slope_filler { type: "constant" value: 1 } momentum: 0.75 eps: 0.5 %s }'
+    old = [np.array([1, 2, 3], np.float32), np.array([0.5, 1, 4], np.float32)]
+    blobs = [torch.from_numpy(one.copy()).view(1, 3) for one in (SCALE, SHIFT, *old)]
+    batch = [BATCH.mean((0, 2, 3)), BATCH.var((0, 2, 3))]
+
+    def expected(mean: Any, variance: Any) -> Any:
+        normal = (BATCH - by_channel(mean)) / np.sqrt(by_channel(variance) + 0.5)
+        return normal * by_channel(SCALE) + by_channel(SHIFT)
+
+    for phase, more, used in (
+        ("TEST", "", old),
+        ("TRAIN", "frozen: true", old),
+        ("TRAIN", "", batch),
+    ):
+        layer, _ = layer_of(text % more, [BATCH.shape], phase)
+        (top,) = layer.forward([torch.from_numpy(BATCH)], blobs)
+        np.testing.assert_allclose(top.numpy(), expected(*used), rtol=1e-4, atol=1e-5)
+        moved = (
+            [0.75 * one + 0.25 * now for one, now in zip(old, batch, strict=True)]
+            if used is batch
+            else old
+        )
+        for blob, one in zip(blobs[2:], moved, strict=True):
+            np.testing.assert_allclose(blob.view(-1), one, rtol=1e-5)
+    assert [(spec.shape, spec.statistic) for spec in layer.blobs] == [
+        ((1, 3), at > 1) for at in range(4)
+    ]
+    frozen, _ = layer_of(text % "frozen: true", [BATCH.shape])
+    assert not frozen.forward([torch.from_numpy(BATCH)], [b.requires_grad_() for b in blobs])[
+        0
+    ].requires_grad
+    with pytest.raises(
+        EngineError, match="has frozen, which PSPNet's BN has, beside fields of SegNet's"
+    ):
+        layer_of('type: "BN" bn_param { bn_mode: LEARN frozen: true }', [BATCH.shape])
+
+
+def test_transpose_and_reverse_turn_axes() -> None:
+    values = spread((2, 3, 4))
+    (top,) = tops_of('type: "Transpose" transpose_param { dim: 2 dim: 0 dim: 1 }', [values])
+    np.testing.assert_array_equal(top, values.astype(np.float32).transpose(2, 0, 1))
+    (top,) = tops_of('type: "Reverse" reverse_param { axis: 1 }', [values])
+    np.testing.assert_array_equal(top, values.astype(np.float32)[:, ::-1])
+    check_gradients('type: "Reverse"', [values])
+    with pytest.raises(EngineError, match="name each of its 3 axes, 0 to 2, once"):
+        layer_of('type: "Transpose" transpose_param { dim: 2 dim: 0 }', [(2, 3, 4)])
+
+
+def darknets_reorg(bottom: Any, stride: int) -> Any:
+    """reorg_cpu of Darknet's blas.c, forward 0, over its memory."""
+    channels, height, width = bottom.shape
+    less, flat, top = channels // stride**2, bottom.reshape(-1), np.zeros(bottom.size, bottom.dtype)
+    for k in range(channels):
+        for j in range(height):
+            for i in range(width):
+                w = i * stride + k // less % stride
+                h = j * stride + k // less // stride
+                top[i + width * (j + height * k)] = flat[
+                    w + width * stride * (h + height * stride * (k % less))
+                ]
+    return top
+
+
+def test_reorg_moves_values_as_darknet_does_and_back() -> None:
+    values = spread((2, 8, 4, 6)).astype(np.float32)
+    (top,) = tops_of('type: "Reorg" reorg_param { stride: 2 }', [values])
+    assert top.shape == (2, 32, 2, 3)
+    np.testing.assert_array_equal(top.reshape(2, -1), [darknets_reorg(one, 2) for one in values])
+    (large,) = tops_of('type: "Reorg" reorg_param { stride: 2 reverse: true }', [values])
+    assert large.shape == (2, 2, 8, 12)
+    np.testing.assert_array_equal(
+        [darknets_reorg(one.reshape(8, 4, 6), 2) for one in large], values.reshape(2, -1)
+    )
+    check_gradients('type: "Reorg"', [values])
+    with pytest.raises(EngineError, match="which does not divide 3 x 6"):
+        layer_of('type: "Reorg"', [(2, 8, 3, 6)])
+
+
+def test_center_loss_moves_a_center_by_the_mean_of_its_class() -> None:
+    import torch
+
+    x = torch.tensor([[1.0, 2], [3, 4], [5, 9]], requires_grad=True)
+    centers = torch.tensor([[0.0, 0], [1, 1], [7, 7]], requires_grad=True)
+    layer, _ = layer_of('type: "CenterLoss" center_loss_param { num_output: 3 }', [(3, 2), (3,)])
+    (loss,) = layer.forward([x, torch.tensor([1.0, 1, 0])], [centers])
+    assert loss.item() == (0 + 1 + 4 + 9 + 25 + 81) / 6
+    (2 * loss).backward()
+    assert x.grad.tolist() == pytest.approx(np.array([[0, 1], [2, 3], [5, 9]]) * 2 / 3)
+    assert centers.grad.tolist() == pytest.approx(
+        np.array([[-2.5, -4.5], [-2 / 3, -4 / 3], [0, 0]])
+    )
+    with pytest.raises(EngineError, match="give the number of classes, and each item one label"):
+        layer_of('type: "CenterLoss"', [(3, 2), (3,)])
+
+
+def test_dropout_of_other_caffes_scales_in_tests_or_draws_there() -> None:
+    values = np.ones((40, 50), np.float32)
+    unscaled = 'type: "Dropout" dropout_param { scale_train: false dropout_ratio: 0.25 }'
+    assert tops_of(unscaled, [values], phase="TEST")[0] == pytest.approx(np.full((40, 50), 0.75))
+    assert set(np.unique(tops_of(unscaled, [values])[0])) == {0, 1}
+    drawn = 'type: "Dropout" dropout_param { sample_weights_test: true }'
+    assert set(np.unique(tops_of(drawn, [values], phase="TEST")[0])) == {0, 2}
+
+
+def test_the_softmax_loss_of_segnet_weighs_each_label() -> None:
+    scores, labels = spread((2, 3, 4)), np.array([[0, 1, 2, 2], [1, 0, 0, 1]])
+    weights = np.array([0.5, 2, 3])
+    text = """type: "SoftmaxWithLoss" loss_param { weight_by_label_freqs: true ignore_label: 1
+        class_weighting: 0.5 class_weighting: 2 class_weighting: 3 }"""
+    soft = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    losses = -np.log(np.take_along_axis(soft, labels[:, None], 1)[:, 0]) * weights[labels]
+    (loss,) = tops_of(text, [scores, labels])
+    assert loss == pytest.approx(losses[labels != 1].sum() / 5, rel=1e-5)
+    with pytest.raises(EngineError, match="has 0 class_weighting for 3 classes"):
+        layer_of(
+            'type: "SoftmaxWithLoss" loss_param { weight_by_label_freqs: true }',
+            [(2, 3, 4), (2, 4)],
+        )

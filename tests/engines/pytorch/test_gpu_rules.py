@@ -28,7 +28,7 @@ def engine(label: int, more: str = "") -> Engine:
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caffenets.pytorch.layer.host_waits", lambda device: False)
+    monkeypatch.setattr("caffenets.layer.host_waits", lambda device: False)
 
 
 @pytest.mark.parametrize("label", [-1, 4, 255])

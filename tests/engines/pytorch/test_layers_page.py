@@ -43,7 +43,7 @@ def table() -> str:
 
 def test_each_layer_of_caffe_is_supported_or_refused() -> None:
     from caffenets.known_types import refusals
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layers import LAYERS
     from speedo.engines.pytorch.data import SOURCES
 
     assert {*LAYERS, *SOURCES, *refusals()} >= {*types_of_caffe()}

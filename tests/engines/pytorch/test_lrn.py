@@ -41,7 +41,7 @@ def test_lrn_and_its_gradient_are_pycaffes(
 
 
 def test_a_batch_in_several_slices_is_pycaffes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from caffenets.pytorch.layers import lrn
+    from caffenets.layers import lrn
 
     monkeypatch.setattr(lrn, "_SLICE_BYTES", 4 * 2 * 6 * 3 * 3)  # two images
     trial('type: "LRN"', [np.random.default_rng(0).normal(size=(5, 6, 3, 3))])

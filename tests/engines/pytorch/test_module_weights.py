@@ -278,3 +278,42 @@ def test_a_value_that_cannot_be_saved_is_named() -> None:
     said = r"optimizer\['state'\]\['param_groups'\]\[0\]\['mine'\] has the type object, which cannot be saved"
     with pytest.raises(ConfigError, match=said):
         weights_of(module, optimizer).state()
+
+
+def test_a_parameter_that_another_optimizer_changes_is_found_and_what_is_loaded_is_no_change() -> (
+    None
+):
+    import torch
+
+    module = net()
+    head = torch.optim.SGD(module[3].parameters(), lr=0.1)
+    weights = weights_of(module, head)
+    weights.check_changes()
+    train(module, head, 2)
+    weights.check_changes()
+    weights.load_weights(some(weights.layout.size))
+    weights.check_changes()
+    weights.change_weights(lambda blob, place, values: np.copyto(values, 1.0))
+    weights.check_changes()
+    train(module, torch.optim.SGD(module[1].parameters(), lr=0.1), 1)
+    with pytest.raises(ConfigError, match=r"parameter 1\.weight of the model was changed"):
+        weights.check_changes()
+
+
+def test_the_steps_of_a_wrapped_optimizer_are_those_of_the_one_inside() -> None:
+    import torch
+
+    class Prepared(torch.optim.Optimizer):
+        def __init__(self, optimizer: Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.optimizer.step()
+
+    module, steps = net(), list[int]()
+    inside = torch.optim.SGD(module.parameters(), lr=0.1)
+    wrapped = Prepared(Prepared(inside))
+    handle = weights_of(module, wrapped).on_step(lambda: steps.append(1))
+    wrapped.step()
+    handle.remove()
+    assert steps == [1]

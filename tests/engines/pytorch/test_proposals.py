@@ -22,7 +22,7 @@ SMALL = "ratio: 1 scale: 1"  # one anchor of 16 x 16: 0, 0, 15, 15
 
 
 def test_the_anchors_are_those_published() -> None:
-    from caffenets.pytorch.layers.proposals import anchors_of
+    from caffenets.layers.proposals import anchors_of
 
     assert anchors_of(16, (0.5, 1, 2), (8, 16, 32)).tolist() == ANCHORS
 
@@ -30,7 +30,7 @@ def test_the_anchors_are_those_published() -> None:
 def test_codes_of_pixels_are_those_worked_by_hand() -> None:
     import torch
 
-    from caffenets.pytorch.layers.proposals import codes_of, moved
+    from caffenets.layers.proposals import codes_of, moved
 
     # 16 x 16 around (8, 8) to 32 x 16 around (24, 8): one width to the right, twice as wide.
     box, true = torch.tensor([[0.0, 0, 15, 15]]), torch.tensor([[8.0, 0, 39, 15]])

@@ -85,8 +85,8 @@ CASES = [
 
 
 def layer_of(text: str) -> Any:
-    from caffenets.pytorch.layer import LayerContext
-    from caffenets.pytorch.layers import LAYERS
+    from caffenets.layer import LayerContext
+    from caffenets.layers import LAYERS
 
     prepare_environment(1)
     parameters = load_caffe().proto.caffe_pb2.NetParameter()

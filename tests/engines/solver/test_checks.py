@@ -254,7 +254,9 @@ def test_a_batch_that_cannot_be_split_names_the_remedy() -> None:
 
 def test_a_batch_of_nothing_has_one_remedy(home: Path) -> None:
     path = write_solver(home, net_text(batch=0))
-    assert problems(path) == [f"{home}/net.prototxt: layer 'data' has batch_size 0: use 1 or more"]
+    assert problems(path) == [
+        f"{home}/net.prototxt, line 3: layer 'data' has batch_size 0: use 1 or more"
+    ]
 
 
 def test_a_database_that_was_cut_short_is_not_read(home: Path) -> None:

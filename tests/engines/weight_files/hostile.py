@@ -60,7 +60,7 @@ def good_layer() -> bytes:
 BINARY: dict[str, tuple[bytes, str]] = {
     "truncated": (net(good_layer())[:-5], "is not a .caffemodel, or a truncated one"),
     "longer-than-the-file": (b"\xa2\x06" + varint(2**40) + b"x", "is not a .caffemodel, or a truncated one"),
-    "empty": (NUL, "holds no parameters"),
+    "empty": (NUL, "is empty: give another file"),
     "text": (b"name: 'a net in text'\n", "is not a .caffemodel"),
     "a-pickle": (pickle.dumps({"ip": [1.0]}), "is not a .caffemodel"),
     "product-of-2-64": (net(layer(blob((2**32, 2**32), NUL))), "holds 0 values, but its shape is"),

@@ -28,8 +28,9 @@ SCRIPT = """
 import json, os, resource, sys
 from pathlib import Path
 import h5py, numpy
-from speedo.engines.export.weights_back import read_initializers
+from caffenets.from_onnx.graph_file import read_graph
 from caffenets.weight_files.caffemodel import matched, read_model
+from caffenets.weight_files.onnx import read_initializers
 from speedo.engines.weights_check import check_weights
 from speedo.errors import SpeedoError
 from speedo.exchange.vector import Blob, Layout
@@ -48,6 +49,7 @@ def take(path):
         read_snapshot(path)
     elif name.endswith(".onnx"):
         read_initializers(path)
+        read_graph(path)
     else:
         weights_of(first_arrays(path), Layout((Blob("ip/0", (2, 3)),)), path)
 

@@ -37,6 +37,32 @@ def test_records_of_which_no_step_was_made_do_not_keep_the_loop_waiting() -> Non
     assert given == 5
 
 
+def test_an_array_that_is_rebound_is_refused_at_the_next_step() -> None:
+    arrays = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+    with speedo.join(arrays) as run:
+        arrays["w"] += 1
+        run.step()
+        arrays["b"] = arrays["b"] + 1
+        with pytest.raises(ConfigError, match="array 'b' is another one than that given"):
+            run.step()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_batches_without_a_step_are_refused(breaks: bool) -> None:
+    """At the end of the epoch, or at that of the block."""
+
+    def train() -> None:
+        with speedo.join({"w": np.zeros(2, np.float32)}) as run:
+            for epoch in run.epochs(2):
+                assert epoch == 0
+                for number, _ in enumerate(run.share(np.arange(6), batch=2)):
+                    if breaks and number:
+                        return
+
+    with pytest.raises(ConfigError, match=r"no step was made with them: call run\.step\(\)"):
+        train()
+
+
 def test_code_deep_in_a_script_finds_the_run() -> None:
     with pytest.raises(ConfigError, match="no run is joined here"):
         speedo.current()

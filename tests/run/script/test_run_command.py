@@ -153,10 +153,66 @@ def test_workers_that_end_as_they_should_not_leave_their_records_to_the_others(
     assert causes[1] == "its script has ended"
     # On a busy machine what a script has raised is known, and not yet that it has ended.
     assert causes[2].endswith("ValueError: no such column")
-    left = "its script ended with status 0 inside of `with speedo.join(...)`"
-    assert causes[3].startswith((left, "its script raised SystemExit"))
+    assert causes[3] == "its script has ended"  # sys.exit() without a status is a success
     np.testing.assert_allclose(np.load(tmp_path / "run" / "model.npz")["w"], RIGHT, atol=0.1)
     assert "told: speedo.join is called once more" in errors
+
+
+CLOSURE = """
+import torch, speedo
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.LBFGS(model.parameters())
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(4, 3)).square().mean()
+    loss.backward()
+    return loss
+with speedo.join(model, optimizer) as run:
+    for _ in range(5):
+        optimizer.step(closure)
+"""
+GOES_ON = """
+import numpy as np, speedo, time
+from speedo.run.script import joined_run
+joined_run.GOES_ON_S = 0.5
+w = np.zeros(3, np.float32)
+with speedo.join({"w": w}) as run:
+    while True:
+        w += 1
+        run.step()
+        time.sleep(0.01)
+print("goes on after the block", hash("a set has one order"), flush=True)
+"""
+
+
+@pytest.mark.torch
+def test_a_mistake_that_each_worker_would_make_again_ends_the_run_with_one_message(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CLOSURE)
+    status, _, errors = run(speedo, "--workers", "2", "--restarts", "5", str(script))
+    assert status == 1, errors
+    assert "restarting" not in errors
+    *_, last = errors.splitlines()
+    assert last.startswith(
+        "speedo: nothing was trained: stopped by a mistake in the script (worker "
+    )
+    assert "optimizer.step(closure) computes gradients while it steps" in last
+
+
+def test_a_loop_that_does_not_ask_whether_the_run_is_over_ends(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GOES_ON)
+    words = ("--workers", "2", "--mode", "async", "--max-iter", "20", str(script))
+    status, _, errors = run(speedo, *words)
+    assert status == 0, errors
+    logs = [(tmp_path / "run" / "logs" / f"worker-{one}.log").read_text() for one in (0, 1)]
+    (before, after), (_, other) = (one.rsplit("\ngoes on after the block ", 1) for one in logs)
+    assert before.endswith("a loop that asks run.should_stop ends by itself")
+    assert after == other  # Python's hashes
 
 
 @pytest.mark.matrix

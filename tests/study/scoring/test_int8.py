@@ -121,10 +121,6 @@ def test_mistakes_are_one_sentence(
         "no-weights": (text[: text.index('layer { name: "conv1"')]
                        + 'layer { name: "loss" type: "EuclideanLoss" bottom: "data" bottom: "data" top: "loss" }',
                        "finds no Convolution, Deconvolution or InnerProduct"),
-        "no-equal": (text.replace('layer { name: "pool1" type: "Pooling" bottom: "norm1"',
-                     'layer { name: "cols" type: "Im2col" bottom: "norm1" top: "cols" convolution_param { '
-                     'kernel_size: 1 } }\nlayer { name: "pool1" type: "Pooling" bottom: "cols"'),
-                     ": layer 'cols' (Im2col) has no equal in ONNX"),
         "another-crop": (text.replace("scale: 0.00390625", "scale: 0.00390625 crop_size: 6", 1),
                          "int8 takes its ranges from training records, so give both the same crop_size"),
         "another-net": (text.replace("num_output: 20", "num_output: 21"),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from caffenets.export.layered import draw_inputs
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import Layer, LayerContext
+from caffenets.graph import NetGraph
+from caffenets.layer import Layer, LayerContext
 from caffenets.weight_files.caffemodel import write_model
 
 _SUMS: Final = (

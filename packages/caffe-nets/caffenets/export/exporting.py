@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,11 +23,12 @@ from caffenets.export.layered import (
     found_in,
     layered,
 )
-from caffenets.export.steps import Dims, dims_of
 from caffenets.export.transform import Transform
 from caffenets.export.trials import Arrays, Computed, Trials
 from caffenets.extras import lacking
 from caffenets.files import written_whole
+from caffenets.forms.steps import Dims, dims_of
+from caffenets.inputs import MOST_VALUES
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import Model, read_model
 
@@ -145,7 +147,7 @@ def exported(
         outputs = built.tries[0].computed.outputs
         ends = _ends(built.dims, deploy.inputs, outputs, found_in(built.net.layer, outputs))
         lines.append(f"{wanted.deploy}: {ends}")
-    _write(files)
+    write_files(files)
     yield from deploy.notes
     if built.batch:
         yield f"the batch is {built.batch} and not free: {built.why}"
@@ -258,6 +260,9 @@ def _tried(
 ) -> list[_Try]:
     drawn = []
     for net in nets:
+        values = sum(prod(shape.dim) for one in net.layer for shape in one.input_param.shape)
+        if values > MOST_VALUES:
+            raise SolverError(f"the inputs have {values:,} values: give smaller ones by --shape")
         rng = np.random.default_rng(_SEED)
         records = draw_inputs(net, rng)
         pixels = {name: rng.integers(0, 256, records[name].shape) for name in before}
@@ -332,8 +337,8 @@ def _ends(
     return f"{listed(inputs)} -> {listed(outputs)}"
 
 
-def _write(files: Mapping[Path, Path]) -> None:
-    """Copy the files to their names; if one cannot be written, none stays."""
+def write_files(files: Mapping[Path, Path]) -> None:
+    """Copy the files to their names; if one cannot be written, none stays. Raises `ConfigError`."""
     done: list[Path] = []
     try:
         for path, file in files.items():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from caffenets.errors import SolverError
-from caffenets.export.layer_export import LayerExport, Values, exporters
-from caffenets.export.onnx_graph import Graph
-from caffenets.export.steps import (
+from caffenets.export.transform import Transform
+from caffenets.export.trials import Arrays
+from caffenets.forms.onnx_graph import Graph
+from caffenets.forms.steps import (
     Dims,
     NoEqual,
     NoFreeBatch,
@@ -22,9 +23,11 @@ from caffenets.export.steps import (
     owners_of,
     with_own_names,
 )
-from caffenets.export.torch_code import Code
-from caffenets.export.transform import Transform
-from caffenets.export.trials import Arrays
+from caffenets.forms.torch_code import Code
+from caffenets.graph import NetGraph
+from caffenets.known_types import type_here
+from caffenets.layer import Layer, LayerContext, Values
+from caffenets.layers import LAYERS
 from caffenets.prototxt.text import line_of_layer
 from caffenets.weight_files.caffemodel import Model, matched
 
@@ -33,13 +36,16 @@ class FixedBatchError(SolverError):
     """Layers that cannot be expressed while the batch is free."""
 
 
+_CONTEXT: Final = LayerContext("TEST")
+
+
 @dataclass(frozen=True, slots=True)
 class Layered:
     """`dims` are the shapes between the layers; `values` the parameters by the keys of those that own them."""
 
     name: str
     origin: str
-    layers: tuple[LayerExport, ...]
+    layers: tuple[Layer, ...]
     inputs: Mapping[str, Dims]
     outputs: Mapping[str, Dims]
     values: Mapping[str, Values]
@@ -60,7 +66,7 @@ class Layered:
         graph = Graph(self.values)
         present: dict[str, str] = {name: name for name in self.inputs}
         last = {top: at for at, layer in enumerate(self.layers) for top in layer.param.top}
-        problems: list[tuple[LayerExport, NoEqual]] = []
+        problems: list[tuple[Layer, NoEqual]] = []
         for at, layer in enumerate(self.layers):
             graph.begin(layer.step)
             try:
@@ -85,13 +91,13 @@ class Layered:
         """The text of a Python module. Raises `SolverError` with each layer without an equal, `FixedBatchError`."""
         blobs = [*self.inputs, *(top for layer in self.layers for top in layer.param.top)]
         code = Code(blobs)
-        problems: list[tuple[LayerExport, NoEqual]] = []
+        problems: list[tuple[Layer, NoEqual]] = []
         for layer in self.layers:
             code.begin(layer.step)
             try:
                 self._check_shared(layer.step)
                 bottoms = [code.variables[name] for name in layer.param.bottom]
-                code.assign(layer.param.top, layer.torch(code, bottoms))
+                code.assign(layer.param.top, layer.source(code, bottoms))
             except NoEqual as error:
                 problems.append((layer, error))
         self._check(problems)
@@ -102,7 +108,7 @@ class Layered:
             if self.values[owner].shape != shape:
                 raise NoEqual(f"shares {owner!r} in another shape, which a module cannot")
 
-    def _check(self, problems: Sequence[tuple[LayerExport, NoEqual]]) -> None:
+    def _check(self, problems: Sequence[tuple[Layer, NoEqual]]) -> None:
         """Raises `SolverError` with these problems, `FixedBatchError` if one is the free batch."""
         said = []
         for layer, error in problems:
@@ -124,9 +130,9 @@ def draw_inputs(net: Any, rng: np.random.Generator) -> dict[str, Any]:
     }
     for layer in net.layer:
         for at, name in enumerate(layer.bottom):
-            if name in drawn and layer.type in exporters():
-                step = Step(layer, "", ((),) * len(layer.bottom), ())
-                values = exporters()[layer.type](step).draw(at, drawn[name].shape, rng)
+            if name in drawn and layer.type in LAYERS:
+                made = LAYERS[layer.type](layer, _CONTEXT)
+                values = made.draw(at, drawn[name].shape, rng)
                 if values is not None:
                     drawn[name] = np.ascontiguousarray(values, np.float32)
     return drawn
@@ -134,9 +140,7 @@ def draw_inputs(net: Any, rng: np.random.Generator) -> dict[str, Any]:
 
 def found_in(layers: Iterable[Any], outputs: Collection[str]) -> frozenset[str]:
     """Those of these outputs that have a row for each thing that one of the layers has found."""
-    searching = [
-        one for one in layers if one.type in exporters() and exporters()[one.type].searches
-    ]
+    searching = [one for one in layers if one.type in LAYERS and LAYERS[one.type].searches]
     return frozenset(str(top) for one in searching for top in one.top).intersection(outputs)
 
 
@@ -154,31 +158,22 @@ def layered(
 
     Raises `SolverError` with each layer that no exporter knows.
     """
-    known = exporters()
     net = with_own_names(net)
     transforms = transforms or {}
     before = [f"transform of {name}" for name in transforms]
     names = identifiers([*(str(layer.name) for layer in net.layer), *before])
     owners = owners_of(net, blobs)
-    problems: list[str] = []
-    layers: list[LayerExport] = []
-    inputs: dict[str, Dims] = {}
-    for layer in net.layer:
-        if layer.type == "Input":
-            inputs.update((str(top), dims[top]) for top in layer.top)
-            continue
-        kind = known.get(layer.type)
-        if kind is None:
-            line = line_of_layer(origin, layer.name)
-            problems.append(
-                f"{origin}{line}: layer {layer.name!r} has the type {layer.type!r}, which no file of "
-                "caffenets/export/layers exports: remove the layer, or use --deploy alone"
-            )
-            continue
-        shapes = tuple(blobs.get(layer.name, ()))
-        layers.append(kind(_step(layer, names, owners, dims, shapes, net, blobs, constants or {})))
-    if problems:
+    if problems := list(_unknown(net, origin)):
         raise SolverError(problems)
+    layers = []
+    for layer in NetGraph(net, "TEST", _CONTEXT).layers:
+        if layer.param.type not in ("Input", "Silence"):
+            shapes = tuple(blobs.get(layer.name, ()))
+            layer.step = _step(
+                layer.param, names, owners, dims, shapes, net, blobs, constants or {}
+            )
+            layers.append(layer)
+    inputs = {str(top): dims[top] for one in net.layer if one.type == "Input" for top in one.top}
     keys = {
         (layer.param.name, at): key for layer in layers for at, key in enumerate(layer.step.keys)
     }
@@ -202,6 +197,16 @@ def layered(
     return Layered(str(net.name), origin, tuple(layers), inputs, ends, values)
 
 
+def _unknown(net: Any, origin: str) -> Iterator[str]:
+    """A sentence about each layer of a type that no file has."""
+    for layer in net.layer:
+        if type_here(layer) not in LAYERS:
+            yield (
+                f"{origin}{line_of_layer(origin, layer.name)}: layer {layer.name!r} has the type {layer.type!r}, which "
+                "no file of caffenets/layers has: remove the layer, or use --deploy alone"
+            )
+
+
 def _step(
     layer: Any,
     names: Mapping[str, str],
@@ -217,7 +222,7 @@ def _step(
     def key(place: tuple[str, int]) -> str:
         owner = params[place[0]]
         count = len(blobs[place[0]])
-        return f"{names[place[0]]}.{exporters()[owner.type].names(owner, count)[place[1]]}"
+        return f"{names[place[0]]}.{LAYERS[type_here(owner)].names(owner, count)[place[1]]}"
 
     places = [(str(layer.name), at) for at in range(len(shapes))]
     return Step(

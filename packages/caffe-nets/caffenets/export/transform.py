@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from caffenets.errors import SolverError
-from caffenets.export.layer_export import LayerExport, Values, exporters
-from caffenets.export.steps import Dims, Shape, Step
 from caffenets.files import read_bytes
+from caffenets.forms.steps import Dims, Shape, Step
 from caffenets.host_program import caffe_schema
+from caffenets.layer import Layer, LayerContext, Values
+from caffenets.layers import LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Transform:
 
     def layers(
         self, name: str, word: str, dims: Dims
-    ) -> Iterator[tuple[LayerExport, Mapping[str, Values]]]:
+    ) -> Iterator[tuple[Layer, Mapping[str, Values]]]:
         """The layers that work in place on the input of this name, and their values; `word` begins their names."""
         layer: Any = caffe_schema().LayerParameter
         if self.mean is not None:
@@ -45,15 +46,22 @@ class Transform:
             param.bias_param.num_axes = self.mean.ndim
             key = f"{word}_mean.bias"
             step = Step(param, f"{word}_mean", (dims,), (dims,), (self.mean.shape,), (key,), (key,))
-            yield exporters()["Bias"](step), {key: -self.mean}
+            yield _made(step), {key: -self.mean}
         if self.scale != 1:
             param = layer(name=f"{word}_scale", type="Power", bottom=[name], top=[name])
             param.power_param.scale = self.scale
-            yield exporters()["Power"](Step(param, f"{word}_scale", (dims,), (dims,))), {}
+            yield _made(Step(param, f"{word}_scale", (dims,), (dims,))), {}
 
     def _stretched(self) -> Values:
         assert self.mean is not None
         return self.mean if self.mean.ndim == 3 else self.mean[:, None, None]
+
+
+def _made(step: Step) -> Layer:
+    layer = LAYERS[step.param.type](step.param, LayerContext("TEST"))
+    layer.setup([tuple(1 if size is None else size for size in step.bottoms[0])])
+    layer.step = step
+    return layer
 
 
 def transforms_of(
@@ -78,6 +86,10 @@ def transforms_of(
             mean = np.broadcast_to(given, (shape[1],)).copy() if len(given) == 1 else given
         if mean is not None or param.scale != 1:
             found[name] = Transform(mean, float(param.scale))
+    if not found:
+        raise SolverError(
+            f"{origin}: no data layer subtracts a mean or scales: leave --transform out"
+        )
     return found
 
 

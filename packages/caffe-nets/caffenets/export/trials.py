@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from caffenets.export.steps import Shape
+from caffenets.forms.steps import Shape
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

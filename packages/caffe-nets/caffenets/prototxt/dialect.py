@@ -8,7 +8,8 @@ that only Python has (`+3`, `3_0`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,8 +29,9 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _NAMES: Final = re.compile(r"\s*[:{<]")  # what follows the name of a field
-_SCALAR: Final = re.compile(r"\w+\s*:\s*([A-Za-z0-9_.+-]+)")
+_SEPARATOR: Final = re.compile(r"(\s*)[,;]")
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_MOST_BACKSLASHES: Final = 200  # protobuf takes time by the square of their number
 _ESCAPED: Final = "abfnrtv\\?'\"01234567xX"
 _NOT_UTF8: Final = re.compile("[\udc80-\udcff]")  # how `surrogateescape` writes a byte
 
@@ -69,40 +71,79 @@ def top_fields(text: str) -> Iterator[str]:
         depth += (found in ("{", "<", "[")) - (found in ("}", ">", "]"))
 
 
-def value_of_field(text: str, line: int, column: int) -> str:
-    """The value of the field whose name stands there in the text of `caffes_text`; empty if it is no single word."""
-    found = _SCALAR.match(text, _place(text, line, column))
-    return found[1] if found else ""
+@dataclass(slots=True)
+class _Field:
+    """`names` are those of the fields around it, `around` is the place of the innermost; -1 for none."""
+
+    name: str
+    names: tuple[str, ...]
+    around: int
+    start: int
+    end: int
 
 
-def with_field(text: str, line: int, column: int, instead: str) -> str:
-    """The text of `caffes_text` with another field in place of the one whose name stands there; "" takes it out.
+def with_fields(
+    text: str, line: int, column: int, instead: Callable[[str, str], str | None], every: bool = True
+) -> str:
+    """The text of `caffes_text` with other text for the field there, and for each of its name in fields of equal names.
 
-    `line` and `column` are counted from 1. No line becomes another.
+    `line` and `column`, counted from 1, are in its name or value. `instead` is given the field's text and the `type`
+    of the layer around it; "" takes the field out, None leaves it. No line becomes another.
     """
-    start = _place(text, line, column)
-    depth, at, named = 0, start, False
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            break
-        found, kind = token[0], token.lastgroup
-        if depth == 0 and found in "}>]" and named:
-            break  # of the message around it
-        at = token.end()
-        depth += (found in "{<[") - (found in "}>]")
-        if kind == "space" or found in ":-":
+    fields, place = _fields(text), _place(text, line, column)
+    own = next((one for one in reversed(fields) if one.start <= place), None)
+    if own is None:
+        return text
+    kinds = {one.around: text[one.start : one.end] for one in fields if one.name == "type"}
+
+    def type_around(one: _Field) -> str:
+        while one.around >= 0 and fields[one.around].name not in ("layer", "layers"):
+            one = fields[one.around]
+        words = re.split(r"[:\s\"']+", kinds.get(one.around, ""))
+        return words[1] if len(words) > 1 else ""
+
+    made, done = [], 0
+    for one in fields:
+        if one is not own and not (every and (one.name, one.names) == (own.name, own.names)):
             continue
-        if named and depth == 0:
-            rest = text[at:].lstrip()
-            if kind == "string" and rest[:1] in ("'", '"'):
-                continue  # strings beside each other are one
-            break
-        named = True
-    if separator := re.match(r"\s*[,;]", text[at:]):
-        at += separator.end()
-    blanks = "".join(c if c == "\n" else " " for c in text[start:at])
-    return f"{text[:start]}{instead}{blanks}{text[at:]}"
+        said = text[one.start : one.end]
+        new = instead(said, type_around(one))
+        if new is not None and one.start >= done:
+            made += [text[done : one.start], new, "\n" * said.count("\n")]
+            done = one.end
+            if not new and (separator := _SEPARATOR.match(text, done)):
+                made.append(separator[1])
+                done = separator.end()
+    return "".join([*made, text[done:]])
+
+
+def _fields(text: str) -> list[_Field]:
+    """All fields, in their order."""
+    found: list[_Field] = []
+    around: list[int] = []
+    named = last = -1  # the field that wants its value, and one whose value is a string
+    for token in _TOKEN.finditer(text):
+        said, kind = token[0], token.lastgroup
+        if kind == "space" or said in (":", "-"):
+            continue
+        if said in ("}", ">", "]"):
+            if around and (closed := around.pop()) >= 0:
+                found[closed].end = token.end()
+            named = last = -1
+        elif said in ("{", "<", "["):
+            around.append(named)
+            named = last = -1
+        elif named >= 0:
+            found[named].end = token.end()
+            named, last = -1, named if kind == "string" else -1
+        elif kind == "string" and last >= 0:  # strings beside each other are one
+            found[last].end = token.end()
+        elif kind == "word" and _NAMES.match(text, token.end()):
+            names = tuple(found[at].name for at in around if at >= 0)
+            own = next((at for at in reversed(around) if at >= 0), -1)
+            named, last = len(found), -1
+            found.append(_Field(said, names, own, token.start(), len(text)))
+    return found
 
 
 def _place(text: str, line: int, column: int) -> int:
@@ -112,6 +153,8 @@ def _place(text: str, line: int, column: int) -> int:
 def _encoding(raw: bytes) -> str:
     if raw.startswith(b"\xef\xbb\xbf"):
         return "begins with a byte-order mark, which Caffe does not read: save the file as UTF-8 without it"
+    if raw and (problem := files.what_instead(raw)):
+        return problem
     zeros = sorted(half.count(0) for half in (raw[::2], raw[1::2]))
     if zeros[0] == 0 and zeros[1] > max(8, len(raw) / 4):  # the high bytes of what is ASCII in it
         return "is in UTF-16, which Caffe does not read: save the file as UTF-8"
@@ -127,6 +170,8 @@ def _refused(kind: str, token: str) -> str:
         return "'+' before a number is not read by Caffe: leave it out"
     if kind == "string" and _NOT_UTF8.search(token):
         return "the text in quotes is not in UTF-8: save the file as UTF-8"
+    if kind == "string" and "\\" * _MOST_BACKSLASHES in token:
+        return f"has {_MOST_BACKSLASHES} backslashes beside each other: leave them out"
     for escape in _ESCAPE.finditer(token) if kind == "string" else ():
         if len(escape[1]) == 1 and escape[1] not in _ESCAPED:
             return f"{token[:40]} has {escape[0]}: write two backslashes for one, or / in a path"

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf import text_format
+from google.protobuf import text_encoding, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from caffenets import files
 from caffenets.errors import SolverError
-from caffenets.prototxt.dialect import caffes_text, value_of_field, with_field
-from caffenets.prototxt.forks import about_field, changes_the_net, in_bvlcs_words
+from caffenets.prototxt.dialect import caffes_text, with_fields
+from caffenets.prototxt.forks import (
+    REPEATED,
+    about_field,
+    changes_the_net,
+    in_bvlcs_words,
+    is_of_another,
+    kept_as,
+)
 
 _PLACE: Final = re.compile(r"^(\d+):(\d+) : (.*)$", re.DOTALL)
 _FIELD: Final = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _ENUM: Final = re.compile(r'Enum type "([\w.]+)" has no value named (\S*?)\.?$')
-_NUMBER: Final = re.compile(
-    r"(\w+)\s*:\s*(-?[\w.+-]+)[^:]*'?: (?:Value out of range|Couldn't parse integer): \2", re.ASCII
-)
+_NUMBER: Final = re.compile(r": (?:Value out of range|Couldn't parse integer): (-?[\w.+-]+)$")
+_ITS_FIELD: Final = re.compile(r"(\w{1,100})\s{0,100}:\s{0,100}\Z")
+_MOST_PARSED_BYTES: Final = 25 << 20  # by all passes over unknown fields: some seconds
+_PASS_BYTES: Final = 20_000  # in whose time a sentence is made about a field
+_TWICE: Final = re.compile(r'Message type "([\w.]+)" should not have multiple "(\w+)" fields')
+_WORD: Final = re.compile(r"\W")
+_KEPT: Final = "unread"  # holds the text of a field of another Caffe
+_WRITTEN: Final = re.compile(rf'^(\s*){_KEPT}: "((?:[^"\\]|\\.)*)"$', re.MULTILINE)
 _TYPO: Final = 0.76  # of difflib, from 0 to 1; below it words have little in common
 _TAKE_OUT: Final = ": take it out (--ignore-unknown leaves such fields out)"
 _INTEGERS: Final = {
@@ -47,38 +60,94 @@ def _own_part(word: str) -> str:
 def read_text(path: Path, message: Any, left_out: list[str] | None = None) -> None:
     """Parse the file into `message`; raises `SolverError` with file, line and a suggestion.
 
-    A field that BVLC's Caffe has under another name is read as that. With a list `left_out` other fields that `message`
-    does not have are no error, unless they are known to change what a net computes: each is left out, and a sentence
-    about it is added to the list.
+    A field that BVLC's Caffe has under another name is read as that. Other fields of other Caffes are kept as text
+    (`unread` in caffe.proto), which `to_text` writes as it was. With a list `left_out` fields that no Caffe is known to
+    have are no error: each is left out, and a sentence about it is added to the list; so is one without effect where
+    `message` cannot keep it.
     """
     try:
         text = caffes_text(path)
     except OSError as error:
+        remedy = "correct the path or its permissions"
+        if error.errno == errno.EFBIG:
+            remedy = "give the text of a net, without its weights"
         raise SolverError(
-            f"{path}: cannot be read ({error.strerror or error}): correct the path or its permissions"
+            f"{path}: cannot be read ({error.strerror or error}): {remedy}"
         ) from error
+    parsed = 0
     while True:
+        parsed += len(text) // 2 + _PASS_BYTES  # up to the field, on average
         try:
             text_format.Parse(text, message)
             return
         except text_format.ParseError as error:
-            explained = f"{path}{_explain(str(error), message)}"
-            place, unknown = _PLACE.match(str(error)), _FIELD.search(str(error))
-            if place is None or unknown is None:
-                raise SolverError(explained) from error
-            line, column = int(place[1]), int(place[2])
-            named = unknown[1].rpartition(".")[2], unknown[2]
-            said = in_bvlcs_words(*named, value_of_field(text, line, column))
-            if not said:
-                if left_out is None:
-                    raise SolverError(explained) from error
-                if changes_the_net(*named):
-                    raise SolverError(
-                        f"{explained}; --ignore-unknown does not leave it out, because it changes what the net computes"
-                    ) from error
-                left_out.append(explained)
-            message.Clear()
-            text = with_field(text, line, column, said)
+            said = f"{path}{_explain(str(error), message)}"
+            if parsed > _MOST_PARSED_BYTES:
+                raise SolverError(f"{said}; so are too many fields") from error
+            text = _in_known_words(text, str(error), message, said, left_out)
+
+
+def parse_text(text: str, message: Any) -> Any:
+    """Parse text that was written by `to_text`; returns `message`."""
+    while True:
+        try:
+            return text_format.Parse(text, message)
+        except text_format.ParseError as error:
+            text = _in_known_words(text, str(error), message, str(error), None)
+
+
+def _in_known_words(
+    text: str, error: str, message: Any, explained: str, left_out: list[str] | None
+) -> str:
+    """The text without this error of protobuf's; raises `SolverError` with `explained`. Clears `message`."""
+    place, unknown, value = _PLACE.match(error), _FIELD.search(error), _ENUM.search(error)
+    twice = _TWICE.search(error)
+    found = unknown or value or twice
+    if place is None or found is None:
+        raise SolverError(explained)
+    owner = found[1].rpartition(".")[0] if value else found[1]
+    try:
+        keeps = _KEPT in message.DESCRIPTOR.file.pool.FindMessageTypeByName(owner).fields_by_name
+    except KeyError:  # an enum of no message
+        keeps = False
+    owner = owner.rpartition(".")[2]
+    is_read = False
+
+    def instead(said: str, kind: str) -> str | None:
+        nonlocal is_read
+        name, _, word = (one.strip() for one in said.partition(":"))
+        name = _WORD.split(name)[0]
+        if unknown and name != unknown[2]:  # what is there is not the text of a field
+            return None
+        new = in_bvlcs_words(owner, name, word) if unknown else ""
+        if twice:
+            is_known = f"{owner}.{name}" in REPEATED
+        else:
+            is_known = is_of_another(owner, name, kind if unknown else word, not unknown)
+        if not new and keeps and is_known:
+            new = kept_as(owner, name, word, re.sub(r"[ \t]*\n[ \t]*", " ", said))
+        is_read |= bool(new)
+        return new or None
+
+    line, column = int(place[1]), int(place[2])
+    changed = with_fields(text, line, column, instead, every=not twice)
+    if not is_read:
+        if left_out is None or not unknown:
+            raise SolverError(explained)
+        if changes_the_net(owner, unknown[2]):
+            raise SolverError(
+                f"{explained}; --ignore-unknown does not leave it out, because it changes what the net computes"
+            )
+        left_out.append(explained)
+
+        def left(said: str, kind: str) -> str | None:
+            return "" if _WORD.split(said)[0] == unknown[2] else None
+
+        changed = with_fields(text, line, column, left, every=False)
+        if changed == text:
+            raise SolverError(explained)
+    message.Clear()
+    return changed
 
 
 def set_field(message: Any, field: str, value: Any) -> None:
@@ -92,15 +161,12 @@ def set_field(message: Any, field: str, value: Any) -> None:
         ) from None
 
 
-def parse_text(text: str, message: Any) -> Any:
-    """Parse text that was written by `to_text`; returns `message`."""
-    text_format.Parse(text, message)
-    return message
-
-
 def to_text(message: Any) -> str:
-    """The message as text that Caffe reads back to the same values."""
-    return str(text_format.MessageToString(message))
+    """The message as text that Caffe, or the other Caffe that it was written for, reads back to the same values."""
+    return _WRITTEN.sub(
+        lambda found: found[1] + text_encoding.CUnescape(found[2]).decode(),
+        text_format.MessageToString(message),
+    )
 
 
 def _explain(error: str, message: Any) -> str:
@@ -113,17 +179,19 @@ def _explain(error: str, message: Any) -> str:
         owner = field[1].rpartition(".")[2]
         other = about_field(owner, field[2])
         hint = f": {other}" if other else did_you_mean(field[2], known) or _TAKE_OUT
-        return f"{where}{owner} has no field {field[2]!r}{hint}"
+        return f"{where}{owner} has no field {_cut(field[2])!r}{hint}"
     if (value := _ENUM.search(what)) is not None:
         known = pool.FindEnumTypeByName(value[1]).values_by_name
         word = value[2].strip("\"'")
         hint = "; leave the quotes out" if word != value[2] else did_you_mean(word, known)
-        return f"{where}{word!r} is not one of {', '.join(known)}{hint}"
+        return f"{where}{_cut(word)!r} is not one of {', '.join(known)}{hint}"
     if (number := _NUMBER.search(what)) is not None:
-        if problem := _whole(number[2]):
-            return f"{where}{number[1]} is {_cut(number[2])}: {problem}"
-        bound = _bound(number[1], message)
-        return f"{where}{number[1]} is {_cut(number[2])}{bound or ', too far: use a smaller one'}"
+        before = what[: what.find(number[1])][-300:]
+        field_name = one[1] if (one := _ITS_FIELD.search(before)) else "a number"
+        if problem := _whole(number[1]):
+            return f"{where}{field_name} is {_cut(number[1])}: {problem}"
+        bound = _bound(field_name, message)
+        return f"{where}{field_name} is {_cut(number[1])}{bound or ', too far: use a smaller one'}"
     return f"{where}{_cut(' '.join(what.split())).rstrip('.')}: correct the text there"
 
 

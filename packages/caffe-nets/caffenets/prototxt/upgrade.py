@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from google.protobuf import text_format
+
 from caffenets.errors import SolverError
 
 # The names that are not simply the old ones in CamelCase.
@@ -67,7 +69,9 @@ _FIRST_TRANSFORM: Final = {
 }  # fmt: skip
 _FIRST_COMMON: Final = ("name", "type", "blobs", "blobs_lr", "weight_decay")
 # What an old layer says in another way than today's; `layer` is the first format's.
-_OTHERWISE: Final = {"type", "param", "blob_share_mode", "blobs_lr", "weight_decay", "layer"}
+_OTHERWISE: Final = {
+    "type", "type_name", "param", "blob_share_mode", "blobs_lr", "weight_decay", "layer", "unread",
+}  # fmt: skip
 
 
 def upgrade_net(net: Any, origin: str) -> None:
@@ -164,7 +168,12 @@ def _upgrade_layer(old: Any, new: Any) -> None:
             getattr(new, field.name).CopyFrom(value)
         else:
             setattr(new, field.name, value)
-    new.type = _type_name(old)
+    for text in getattr(old, "unread", ()):  # which today's form of a layer may have
+        try:
+            new.MergeFrom(text_format.Parse(text, type(new)()))
+        except text_format.ParseError:
+            new.unread.append(text)
+    new.type = getattr(old, "type_name", "") or _type_name(old)
     _set_params(new, old.param, old.blob_share_mode, old.blobs_lr, old.weight_decay)
     _upgrade_transform(new)
 

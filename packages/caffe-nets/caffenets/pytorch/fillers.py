@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from caffenets.errors import EngineError
-from caffenets.pytorch.layer import Shape
+from caffenets.layer import Shape
 
 
 def fill(filler: Any, shape: Shape, generator: Generator | None = None) -> Tensor:

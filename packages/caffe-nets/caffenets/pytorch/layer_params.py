@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from caffenets.layer import BlobSpec, Layer
 from caffenets.pytorch.fillers import fill
-from caffenets.pytorch.layer import BlobSpec, Layer
+from caffenets.weight_files.stored import shape_text
 
-
-def param_name(layer: Layer, number: int) -> str:
-    """The name under which it is shared; empty for none."""
-    return str(layer.param.param[number].name) if number < len(layer.param.param) else ""
+_PERMISSIVE: Final = 1  # ParamSpec.DimCheckMode
 
 
 def note_multipliers(layer: Layer, number: int, said: dict[str, float]) -> None:
@@ -26,6 +26,17 @@ def note_multipliers(layer: Layer, number: int, said: dict[str, float]) -> None:
                 f"shares the param {spec.name!r} with {field} {value:g}, and another layer with "
                 f"{said[field]:g}: give both one value"
             )
+
+
+def check_shared(layer: Layer, number: int, other: Layer, others: int) -> None:
+    """Refuse a shared blob whose shape is not that of its owner (Caffe: net.cpp, AppendParam)."""
+    theirs, ours = tuple(other.blobs[others].shape), tuple(layer.blobs[number].shape)
+    spec = layer.param.param[number]
+    if not (prod(theirs) == prod(ours) if spec.share_mode == _PERMISSIVE else theirs == ours):
+        raise layer.refuse(
+            f"shares the param {spec.name!r} of layer {other.name!r}, whose shape is {shape_text(theirs)}, "
+            f"and needs {shape_text(ours)}: give them equal shapes, or the param another name"
+        )
 
 
 def lr_mult(layer: Layer, number: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,30 @@ import torch
 from torch import Tensor
 
 from caffenets.deploy import Deploy
-from caffenets.errors import ConfigError
-from caffenets.pytorch.graph import NetGraph
-from caffenets.pytorch.layer import LayerContext, Shape
-from caffenets.pytorch.layer_params import first_values, param_name
-from caffenets.pytorch.layers.inputs import Input
+from caffenets.errors import ConfigError, EngineError
+from caffenets.files import free_memory
+from caffenets.graph import NetGraph
+from caffenets.layer import Layer, LayerContext, Shape
+from caffenets.layers.inputs import Input
+from caffenets.pytorch.layer_params import check_shared, first_values
 from caffenets.weight_files.caffemodel import matched, read_model
+from caffenets.weight_files.stored import FLOAT32
+
+
+def check_memory(graph: NetGraph) -> None:
+    """Raises `EngineError` where parameters, and the values that a pass needs at one time, exceed the free memory."""
+    parameters = sum(prod(blob.shape) for wired in graph.wired for blob in wired.layer.blobs)
+    alive = most = 0
+    for wired in graph.wired:
+        alive += sum(prod(graph.all_shapes[number]) for number in wired.tops)
+        most = max(most, alive)
+        alive -= sum(prod(graph.all_shapes[number]) for number in wired.used_up)
+    needed, free = FLOAT32.itemsize * (parameters + most), free_memory()
+    if needed > free:
+        raise EngineError(
+            f"the net needs {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free: give a smaller batch, "
+            "or correct the sizes of its layers"
+        )
 
 
 class CaffeModule(torch.nn.Module):
@@ -32,13 +51,22 @@ class CaffeModule(torch.nn.Module):
         self.graph = NetGraph(deploy.net, "TEST", LayerContext("TEST"))
         self._names: list[list[str]] = []  # of each layer's blobs those of the parameters
         owners: dict[str, str] = {}
+        places: dict[str, tuple[Layer, int]] = {}
+        check_memory(self.graph)
         for wired in self.graph.wired:
             layer, own = wired.layer, list[str]()
             for number, spec in enumerate(layer.blobs):
                 name = f"{layer.name}/{number}".replace(".", "_")
-                shared = param_name(layer, number)
+                shared = layer.param_name(number)
                 own.append(owners.setdefault(shared, name) if shared else name)
-                if own[-1] == name:
+                if own[-1] != name:
+                    check_shared(layer, number, *places[own[-1]])
+                elif name in places:
+                    raise layer.refuse(
+                        f"has the name of another layer with parameters ({name}): rename one"
+                    )
+                else:
+                    places[name] = layer, number
                     values = torch.zeros(tuple(spec.shape))
                     first_values(values, layer, number, spec)
                     kept = values if spec.statistic else torch.nn.Parameter(values)

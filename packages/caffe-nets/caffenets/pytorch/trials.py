@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import torch
 
 from caffenets.deploy import Deploy
 from caffenets.export.trials import Arrays, Computed
+from caffenets.graph import NetGraph
+from caffenets.layer import LayerContext
+from caffenets.layers.prior_box import PriorBox
 from caffenets.onnx_session import opened
-from caffenets.pytorch.layers.prior_box import PriorBox
-from caffenets.pytorch.module import CaffeModule
+from caffenets.pytorch.module import CaffeModule, check_memory
 
 
 class TrialsHere:
@@ -69,10 +73,19 @@ class TrialsHere:
             return [on_module(module, one, names) for one in inputs]
 
 
+def check_computable(net: Any) -> None:
+    """Raises `EngineError` for a deploy net that is not to be computed here, before anything is."""
+    check_memory(NetGraph(net, "TEST", LayerContext("TEST")))
+
+
 def save_state_dict(file: Path, values: Arrays, owners: Mapping[str, str]) -> None:
-    """Write beside this module the values of each key, which are those of its owner."""
+    """Write beside this module the values of each key, which are those of its owner. Raises `OSError`."""
     tensors = {name: torch.tensor(array) for name, array in values.items()}
-    torch.save({key: tensors[owner] for key, owner in owners.items()}, file.with_suffix(".pt"))
+    beside = file.with_suffix(".pt")
+    try:
+        torch.save({key: tensors[owner] for key, owner in owners.items()}, beside)
+    except RuntimeError as error:  # of PyTorch's own writer
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(beside)) from error
 
 
 def module_in(file: Path) -> Any:

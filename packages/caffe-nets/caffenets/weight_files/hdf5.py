@@ -7,13 +7,15 @@ bytes. So what Caffe itself writes is taken, datasets in one piece, and nothing 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from caffenets.extras import needed
 from caffenets.weight_files.hdf5_storage import OWN_COPY, ForeignStorageError, hard_child
 from caffenets.weight_files.stored import (
     DamagedError,
@@ -43,6 +45,21 @@ def read_layers(path: Path) -> list[tuple[str, Blobs]]:
         if not hasattr(data, "items"):
             raise DamagedError("is not a .caffemodel.h5: it has no group 'data'")
         return list(_layers(file, data, "", 0))
+
+
+def write_layers(
+    file: IO[bytes], layers: Iterable[str], blobs: Iterable[tuple[str, npt.NDArray[np.float32]]]
+) -> None:
+    """Write a `.caffemodel.h5` into an open file: the names of all layers, and blobs by LAYER/INDEX.
+
+    Caffe: net.cpp, ToHDF5. Raises `ConfigError` without h5py.
+    """
+    with needed("h5py", "hdf5", "a .caffemodel.h5").File(file, "w") as out:
+        data = out.create_group("data")
+        for layer in layers:
+            data.require_group(layer)  # "a/b" has made "a"
+        for name, values in blobs:
+            data.create_dataset(name, data=values)
 
 
 def read_state(path: Path) -> StoredState:
@@ -102,7 +119,7 @@ class _File:
         if begin is None:
             raise DamagedError(f"declares {size:,} values for {what}, and holds none")
         pieces = [Piece(begin, size, np.dtype(kind.str))] if size else []
-        return self._table.array(stored(self._path, what, dataset.shape, pieces))
+        return self._table.array(stored(self._path, what, dataset.shape or (), pieces))
 
     def number(self, name: str) -> int:
         """The first number of a dataset of the root."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from caffenets.weight_files import wire
 from caffenets.weight_files.stored import (
@@ -17,6 +19,8 @@ from caffenets.weight_files.stored import (
     DamagedError,
     Stored,
     Table,
+    check_shape,
+    exactly,
     reading,
     size_of,
     stored,
@@ -27,9 +31,22 @@ _GRAPH, _METADATA, _INITIALIZER = 7, 14, 5
 _KINDS: Final[Mapping[int, np.dtype[Any]]] = {1: FLOAT32, 10: np.dtype("<f2"), 11: FLOAT64}
 # Fields of numbers of one type
 _LISTS: Final[Mapping[int, np.dtype[Any]]] = {4: FLOAT32, 10: FLOAT64}
-_INT32, _RAW, _EXTERNAL, _LOCATION = 5, 9, 13, 14
+# Of whole numbers, which are read at once: shapes and axes
+_WHOLE: Final[Mapping[int, np.dtype[Any]]] = {
+    2: np.dtype("u1"), 3: np.dtype("i1"), 6: np.dtype("<i4"), 7: np.dtype("<i8"), 9: np.dtype("?"),
+}  # fmt: skip
+_INT32, _INT64, _RAW, _EXTERNAL, _LOCATION = 5, 7, 9, 13, 14
 _FLOAT16: Final = 10
 _MOST_NOTE_BYTES: Final = 16 << 20
+MOST_WHOLE: Final = 1 << 16  # numbers in an array of whole ones; a shape has some 10
+
+
+class Tensor(NamedTuple):
+    """A TensorProto: values of floating point that are not read yet, or whole numbers; neither for another kind."""
+
+    name: str
+    floats: Stored | None
+    whole: npt.NDArray[np.int64] | None = None
 
 
 def read_initializers(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
@@ -51,20 +68,19 @@ def read_initializers(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
                 graphs += 1
                 for inner in wire.fields(file, field.begin, field.end, table):
                     if inner.number == _INITIALIZER and inner.kind == wire.DELIMITED:
-                        name, one = _tensor(file, inner, path, table)
-                        if one is not None:
-                            arrays[name] = one
+                        one = read_tensor(file, inner, path, table)
+                        if one.floats is not None:
+                            arrays[one.name] = one.floats
         if not graphs:
             raise DamagedError("is no ONNX file, or a truncated one: it has no graph")
     return arrays, notes
 
 
-def _tensor(
-    file: BufferedReader, place: wire.Field, path: Path, table: Table
-) -> tuple[str, Stored | None]:
-    """Name and values of a TensorProto; no values for one that is not of floating point."""
+def read_tensor(file: BufferedReader, place: wire.Field, path: Path, table: Table) -> Tensor:
+    """The TensorProto in this place. Raises `DamagedError`."""
     shape: list[int] = []
     name, kind, lists, raw = "", 0, list[tuple[np.dtype[Any], wire.Field]](), list[wire.Field]()
+    whole: list[wire.Field] = []
     elsewhere = False
     for field in wire.fields(file, place.begin, place.end, table):
         if field.number == 1:
@@ -79,6 +95,8 @@ def _tensor(
             raw.append(field)
         elif field.number == _INT32 and kind == _FLOAT16:
             raise DamagedError("has float16 values as integers", "write them as raw_data")
+        elif field.number in (_INT32, _INT64):
+            whole.append(field)
         elif field.number in _LISTS:
             lists.append((_LISTS[field.number], field))
         elif field.number == _EXTERNAL or (field.number == _LOCATION and field.value):
@@ -89,9 +107,32 @@ def _tensor(
             f"has the values of {what} in another file",
             "write it in one file (onnx.save(onnx.load(OLD), NEW))",
         )
+    if kind in _WHOLE:
+        return Tensor(name, None, _whole(file, shape, raw, whole, _WHOLE[kind], what))
     if kind not in _KINDS:
-        return name, None
+        return Tensor(name, None)
     pieces = [wire.piece(field, _KINDS[kind], what) for field in raw]
     pieces += [wire.piece(field, own, what) for own, field in lists if own == _KINDS[kind]]
     held = [one for one in pieces if one.length]
-    return name, table.array(stored(path, what, shape, held))
+    return Tensor(name, table.array(stored(path, what, shape, held)))
+
+
+def _whole(
+    file: BufferedReader,
+    shape: list[int],
+    raw: list[wire.Field],
+    listed: list[wire.Field],
+    kind: np.dtype[Any],
+    what: str,
+) -> npt.NDArray[np.int64] | None:
+    """Whole numbers in their shape; None for more than a shape needs."""
+    check_shape(what, tuple(shape))
+    if math.prod(shape) > MOST_WHOLE or any(one.end - one.begin > 10 * MOST_WHOLE for one in raw):
+        return None
+    found = [value for one in listed for value in wire.integers(file, one, what, MOST_WHOLE)]
+    content = b"".join(exactly(file, one.begin, one.end - one.begin, what) for one in raw)
+    size = len(content) / kind.itemsize + len(found)
+    if size != math.prod(shape):
+        raise DamagedError(f"is damaged: {what} does not hold what its shape {tuple(shape)} needs")
+    values = np.array(found, np.int64) if found else np.frombuffer(content, kind).astype(np.int64)
+    return values.reshape(shape)

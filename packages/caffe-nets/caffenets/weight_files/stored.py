@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caffenets.errors import EngineError, NetError
-from caffenets.files import open_to_read
+from caffenets.files import MOST_OF_BEGIN, open_to_read, what_instead
 
 Values = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -153,6 +153,9 @@ def reading(path: Path, kind: str = "") -> Iterator[BufferedReader]:
     """
     try:
         with open_to_read(path) as file:
+            if kind and (said := what_instead(file.peek(MOST_OF_BEGIN))):
+                what, _, remedy = said.rpartition(": ")
+                raise DamagedError(what, remedy)
             yield file
     except DamagedError as error:
         raise EngineError(f"{path} {error.args[0]}: {error.remedy}") from None

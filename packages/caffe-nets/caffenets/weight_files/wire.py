@@ -114,12 +114,13 @@ def piece(field: Field, kind: np.dtype[Any], what: str) -> Piece:
     raise DamagedError(f"is damaged: {what} holds no whole numbers")
 
 
-def integers(file: BufferedReader, field: Field, what: str) -> list[int]:
-    """The extents of a shape. Raises `DamagedError` for more than there can be."""
+def integers(file: BufferedReader, field: Field, what: str, most: int = MOST_AXES) -> list[int]:
+    """The extents of a shape, or other whole numbers. Raises `DamagedError` for more than there can be."""
     if field.kind == VARINT:
         return [signed(field.value)]
-    if field.kind != DELIMITED or field.end - field.begin > 10 * MOST_AXES:
-        raise DamagedError(f"is damaged: {what} has more than {MOST_AXES} axes")
+    if field.kind != DELIMITED or field.end - field.begin > 10 * most:
+        numbers = "axes" if most == MOST_AXES else "numbers"
+        raise DamagedError(f"is damaged: {what} has more than {most} {numbers}")
     file.seek(field.begin)
     found = []
     while file.tell() < field.end:

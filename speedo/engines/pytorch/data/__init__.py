@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from caffenets.declared import declared_in
-from caffenets.pytorch.layer import SourceLayer
+from caffenets.layer import SourceLayer
 
 SOURCES: Final[dict[str, type[SourceLayer]]] = {
     layer.__name__: layer for layers in declared_in(__name__, "LAYERS") for layer in layers

@@ -9,7 +9,7 @@ import torch
 
 from caffenets.box_labels import ROW, TOP
 from caffenets.caffe_schema.caffe_pb2 import AnnotatedDatum
-from caffenets.pytorch.layer import Shape
+from caffenets.layer import Shape
 from speedo.engines.pytorch.data.augmentation import Augmentation, Boxes
 from speedo.engines.pytorch.data.datums import Data
 from speedo.engines.pytorch.data.prefetch import Batch

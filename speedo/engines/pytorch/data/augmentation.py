@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from caffenets.pytorch.layers.options import choice, choice_of
+from caffenets.layers.options import choice, choice_of
 from speedo.data.pixels import Bytes, resized
 from speedo.engines.pytorch.data.transform import Pixels
 from speedo.errors import EngineError

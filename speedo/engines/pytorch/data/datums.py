@@ -10,14 +10,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from caffenets.caffe_schema.caffe_pb2 import Datum
-from caffenets.pytorch.layer import Shape
+from caffenets.layer import Shape
+from caffenets.shared_lmdb import SharedLmdb
 from speedo.data.pixels import Colors, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.engines.pytorch.data.transform import Pixels, Size, Transform
 from speedo.engines.record_rules import RecordRule
 from speedo.errors import DataError, EngineError
-from speedo.system.shared_lmdb import SharedLmdb
 
 _AGAIN = "create the database again"
 

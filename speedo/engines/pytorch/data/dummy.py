@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from caffenets.layer import Shape
 from caffenets.pytorch.fillers import fill
-from caffenets.pytorch.layer import Shape
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.errors import EngineError

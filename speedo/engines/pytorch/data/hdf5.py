@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caffenets.files import read_names
-from caffenets.pytorch.layer import Shape
+from caffenets.layer import Shape
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource
 from speedo.errors import EngineError

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from caffenets.files import read_bytes
-from caffenets.pytorch.layer import Shape
+from caffenets.layer import Shape
 from speedo.data.pixels import Bytes, UnreadablePictureError, decoded
 from speedo.engines.pytorch.data.prefetch import Batch
 from speedo.engines.pytorch.data.source import BatchSource

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from caffenets.pytorch.layer import LayerContext, Shape, SourceLayer
+from caffenets.layer import LayerContext, Shape, SourceLayer
 from speedo.engines.pytorch.data.prefetch import Batch, Prefetch
 from speedo.errors import EngineError, SpeedoError
 
