@@ -60,11 +60,7 @@ def problems_of(name: str, entry: Entry, verdict: dict[str, Any]) -> list[str]:
     if published(entry, verdict).startswith("no"):
         found.append(f"{name}: published: {published(entry, verdict)}")
     for judge, away in verdict["worst"].items():
-        if (
-            not isinstance(away, str)
-            and not away <= CLOSE
-            and not (judge == "OpenCV" and entry.opencv)
-        ):
+        if not isinstance(away, str) and not away <= CLOSE and judge not in entry.reasons:
             found.append(f"{name}: {judge} differs by {away:.1e}")
     return found
 
@@ -84,8 +80,7 @@ def row_of(name: str, entry: Entry, verdict: dict[str, Any]) -> tuple[list[str],
     if verdict["reference"] != "Caffe":
         notes.append(f"compared with caffenets: pycaffe has {verdict['caffe']}")
         cells[1] = "-"
-    if entry.opencv:
-        notes.append(f"OpenCV: {entry.opencv}")
+    notes += [f"{judge}: {reason}" for judge, reason in entry.reasons.items()]
     counts = [f"{verdict[key]:,}" for key in ("parameters", "multiply_adds")]
     batches = " and ".join(map(str, verdict["batches"]))
     return [name, *counts, published(entry, verdict), batches, *cells], notes

@@ -41,7 +41,7 @@ from caffenets.prototxt.text import to_text
 from caffenets.pytorch.trials import TrialsHere
 from caffenets.weight_files.caffemodel import read_model
 from caffenets.weights import read_weights
-from tests.support.published_nets.table import NETS
+from tests.support.published_nets.table import NETS, trained
 from tests.support.published_nets.weights import save_weights, walked, with_sizes
 
 CLOSE: Final = 1e-5
@@ -306,7 +306,7 @@ def judged(name: str, folder: Path) -> Verdict:
     net = with_batch(read.net, 1)
     deploy = _deploy(net)
     costs = costs_of(net)
-    verdict.parameters = sum(one.parameters for one in costs if one.type != "BatchNorm")
+    verdict.parameters = trained(costs)
     verdict.multiply_adds = work = sum(one.multiply_adds for one in costs)
     model = folder / "net.caffemodel"
     save_weights(net, model)
@@ -349,7 +349,9 @@ def _exported(
             file = next(iter(wanted))[1].with_suffix(".onnx" if form == "ONNX" else ".pt")
             verdict.changed += [f"{form}: {one}" for one in changed(net, model, file)]
         except NetError as error:
-            verdict.worst[form] = refused(str(error).replace(str(text), ""))
+            verdict.worst[form] = refused(
+                str(error).replace(str(text), "").replace(f"{folder}/", "")
+            )
             if trials.made:
                 verdict.remarks.append(f"{form} is not written: {verdict.worst[form]}")
             else:

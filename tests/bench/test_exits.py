@@ -10,7 +10,7 @@ from caffenets.costs import costs_of
 from caffenets.errors import NetError
 from caffenets.nets import read_deploy
 from tests.support.archived_nets import archived_nets
-from tests.support.published_nets.table import NETS, Entry, agrees
+from tests.support.published_nets.table import NETS, Entry, agrees, trained
 
 pytestmark = pytest.mark.torch
 
@@ -36,11 +36,9 @@ COUNTS = {
     "colorization": (32_231_334, 31_983_744_128), "goturn": (113_748_740, 1_440_638_016),
     "lrcn": (37_618_801, 576_020_000), "crnn": (8_326_693, 705_143_808),
 }  # fmt: skip
-# What caffe-nets lacks for these; when it has it, their counts are compared.
 LACKING = {
-    "segnet": "bn_param", "enet": "bn_param", "pspnet": "bn_param", "crnn": "reverse_param",
-    "textboxes": "additional_y_offset",
-}  # fmt: skip
+    "textboxes": "additional_y_offset"
+}  # what caffe-nets lacks; when it has it, counts are compared
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -58,11 +56,9 @@ def test_a_published_net_has_the_published_counts(
         if name not in LACKING or LACKING[name] not in str(error):
             raise
         return
-    trained = sum(one.parameters for one in costs if one.type not in ("BatchNorm", "BN"))
-    shift = sum(2 * one.tops[0][1] for one in costs if one.type == "BN")
     work = sum(one.multiply_adds for one in costs)
-    assert (trained + shift, work) == COUNTS[name]
-    assert not entry.parameters or agrees(trained + shift, entry.parameters)
+    assert (trained(costs), work) == COUNTS[name]
+    assert not entry.parameters or agrees(trained(costs), entry.parameters)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,7 @@ def verdict(**worst: float | str) -> dict[str, object]:
 
 def test_a_difference_above_the_bound_fails_unless_a_reason_is_declared() -> None:
     plain = Entry(str, "431K")
-    explained = Entry(str, "431K", opencv="its layer rounds otherwise")
+    explained = Entry(str, "431K", reasons={"OpenCV": "its layer rounds otherwise"})
     assert problems_of("net", plain, verdict(OpenCV=1e-5, ONNX="has no equal")) == []
     assert problems_of("net", plain, verdict(OpenCV=2e-5)) == ["net: OpenCV differs by 2.0e-05"]
     assert problems_of("net", explained, verdict(OpenCV=2e-5)) == []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
+from caffenets.costs import LayerCost
 from tests.support.archived_nets import archived_nets
 from tests.support.published_nets import classifiers, dense, detectors, others
 from tests.support.published_nets.builder import Net
@@ -17,17 +18,17 @@ _UNITS: Final = {"K": 1e3, "M": 1e6, "G": 1e9}
 class Entry:
     """A net; its published figures as they are written, such as 25.6M, and where; none where none is known for certain.
 
-    `shapes` are those of inputs that the text does not say. `opencv` is why OpenCV's own importer is further from Caffe
-    than rounding. An archived net is one of the archive of Caffe's source.
+    `shapes` are those of inputs that the text does not say. `reasons` are why a judge is further from
+    Caffe than rounding. An archived net is one of the archive of Caffe's source.
     """
 
     deploy: Callable[[], str]
     parameters: str = ""
     multiply_adds: str = ""
     source: str = ""
-    opencv: str = ""
     shapes: Mapping[str, tuple[int, ...]] | None = None
     is_archived: bool = False
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def agrees(count: int, figure: str) -> bool:
@@ -38,8 +39,18 @@ def agrees(count: int, figure: str) -> bool:
     return least - unit / 2 <= count < least + unit
 
 
-def _paper(make: Callable[[], Net], *figures: str, opencv: str = "") -> Entry:
-    return Entry(lambda: make().deploy(), *figures, opencv=opencv)
+def trained(costs: Iterable[LayerCost]) -> int:
+    """Their parameters without the statistics of BatchNorm, and of BN where it has four blobs."""
+    found = 0
+    for one in costs:
+        has_statistics = one.type == "BN" and one.parameters == 4 * one.tops[0][1]
+        if one.type != "BatchNorm":
+            found += one.parameters // 2 if has_statistics else one.parameters
+    return found
+
+
+def _paper(make: Callable[[], Net], *figures: str, **reasons: str) -> Entry:
+    return Entry(lambda: make().deploy(), *figures, reasons=reasons)
 
 
 def _bvlc(name: str, *figures: str, **shapes: tuple[int, ...]) -> Entry:
@@ -83,7 +94,7 @@ NETS: Final[Mapping[str, Entry]] = {
     "pvanet": _paper(detectors.pvanet),
     "fcn_8s": _paper(dense.fcn_8s, "134M", "", "Long et al. 2014, table 1"),
     "deeplab": _paper(dense.deeplab, "20.5M", "", "Chen et al. 2014, table 1"),
-    "segnet": _paper(dense.segnet),
+    "segnet": _paper(dense.segnet, ONNX="rounding decides between equal maxima, and five unpoolings spread that"),
     "enet": _paper(dense.enet, "0.37M", "", "Paszke et al. 2016, table 3"),
     "pspnet": _paper(dense.pspnet),
     "hed": _paper(dense.hed),
