@@ -145,10 +145,15 @@ def by_caffe(one: Try, folder: Path, model: Path) -> Arrays | str:
     return {name: made[name].copy() for name in one.outputs}
 
 
+NO_OPENCV: Final = "is not installed: pip install --group judges"
+
+
 def by_opencv(one: Try, folder: Path, model: Path) -> Arrays | str:
     """The outputs of OpenCV's own importer, or what it said."""
-    import cv2
-
+    try:
+        import cv2
+    except ImportError:
+        return NO_OPENCV
     try:
         net = _in_opencv(one, folder, model)
         last = {str(top): str(layer.name) for layer in one.net.layer for top in layer.top}

@@ -73,10 +73,10 @@ def top_fields(text: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Field:
-    """`names` are those of the fields around it, `around` is the place of the innermost; -1 for none."""
+    """`path` is a number for its name and those of the fields around it, `around` the place of the innermost, or -1."""
 
     name: str
-    names: tuple[str, ...]
+    path: int
     around: int
     start: int
     end: int
@@ -104,7 +104,7 @@ def with_fields(
 
     made, done = [], 0
     for one in fields:
-        if one is not own and not (every and (one.name, one.names) == (own.name, own.names)):
+        if one is not own and not (every and one.path == own.path):
             continue
         said = text[one.start : one.end]
         new = instead(said, type_around(one))
@@ -121,6 +121,7 @@ def _fields(text: str) -> list[_Field]:
     """All fields, in their order."""
     found: list[_Field] = []
     around: list[int] = []
+    paths: dict[tuple[int, str], int] = {}
     named = last = -1  # the field that wants its value, and one whose value is a string
     for token in _TOKEN.finditer(text):
         said, kind = token[0], token.lastgroup
@@ -139,10 +140,10 @@ def _fields(text: str) -> list[_Field]:
         elif kind == "string" and last >= 0:  # strings beside each other are one
             found[last].end = token.end()
         elif kind == "word" and _NAMES.match(text, token.end()):
-            names = tuple(found[at].name for at in around if at >= 0)
             own = next((at for at in reversed(around) if at >= 0), -1)
+            path = paths.setdefault((found[own].path if own >= 0 else -1, said), len(paths))
             named, last = len(found), -1
-            found.append(_Field(said, names, own, token.start(), len(text)))
+            found.append(_Field(said, path, own, token.start(), len(text)))
     return found
 
 
