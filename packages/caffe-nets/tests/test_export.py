@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from caffenets.export.differences import TooFarError
 from caffenets.nets import read_deploy
 from caffenets.prototxt.text import to_text
 from caffenets.weight_files.caffemodel import write_model
@@ -95,3 +97,43 @@ def read_onnx(file: Path) -> Any:
     runtime = pytest.importorskip("onnxruntime")
     session = runtime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda records: session.run(None, {session.get_inputs()[0].name: records})[0]
+
+
+@pytest.mark.slow
+def test_a_file_may_be_as_far_apart_as_rounding_moves_the_net_itself(tmp_path: Path) -> None:
+    """As where maxima that are all but equal are unpooled; else it is refused."""
+    pytest.importorskip("onnxruntime")
+    from caffenets.export.exporting import Wanted, exported
+    from caffenets.pytorch.trials import TrialsHere
+
+    class Shaky(TrialsHere):
+        def __init__(self, own: float) -> None:
+            self.own, self.rounds = own, 0
+
+        def engine(self, nets: Any, weights: Any) -> Any:
+            made = super().engine(nets, weights)
+            self.rounds += 1
+            if self.rounds > 1:  # the net on its inputs, rounded otherwise
+                made[0] = replace(made[0], outputs=moved(made[0].outputs, self.own))
+            return made
+
+        def onnx(self, file: Path, inputs: Any) -> Any:
+            return [moved(one, 0.02) for one in super().onnx(file, inputs)]
+
+    def moved(outputs: Any, far: float) -> Any:
+        return {name: one + far * np.abs(one).max() for name, one in outputs.items()}
+
+    net, weights = trained(tmp_path, "lenet", (1, 1, 28, 28))
+    out = tmp_path / "out.onnx"
+
+    def export(own: float) -> list[str]:
+        scratch = tmp_path / f"scratch-{own}"
+        scratch.mkdir()
+        return [*exported(read_deploy(net), weights, Wanted(out), Shaky(own), "net", scratch)]
+
+    with pytest.raises(TooFarError, match="more than 4e-03"):
+        export(0.001)
+    assert not out.exists()
+    (line,) = export(0.01)
+    assert "by at most 2.0e-02 on random records; the net itself changes by 1.0e-02" in line
+    assert out.exists()

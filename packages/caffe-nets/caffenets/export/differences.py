@@ -15,10 +15,19 @@ Array = npt.NDArray[Any]
 MOST: Final = 1e-4  # above it an export fails; ten times what rounding makes of a deep net
 
 
+class TooFarError(EngineError):
+    """Outputs that are too far apart."""
+
+
 def difference(
-    ours: Arrays, engines: Arrays, what: str, engine: str, found: Collection[str] = ()
+    ours: Arrays,
+    engines: Arrays,
+    what: str,
+    engine: str,
+    found: Collection[str] = (),
+    most: float = MOST,
 ) -> float:
-    """The greatest difference over all outputs. Raises `EngineError` where it is above `MOST`, or a shape differs.
+    """The greatest difference over all outputs. Raises `EngineError`, `TooFarError` where it is above `most`.
 
     `found` are outputs with a row for each thing that was found, in an order that rounding may change.
     """
@@ -33,10 +42,10 @@ def difference(
                 f"{what}: the output {name!r} {has}, and in {engine} the shape {theirs.shape}; nothing is written"
             )
         apart = of_largest(np.asarray(mine, np.float64), np.asarray(theirs, np.float64))
-        if not apart <= MOST:
-            raise EngineError(
+        if not apart <= most:
+            raise TooFarError(
                 f"{what}: the output {name!r} differs from {engine}'s by {apart:.1e} of its largest value, more than "
-                f"{MOST:.0e}; nothing is written"
+                f"{most:.0e}; nothing is written"
             )
         worst = max(worst, apart)
     return worst
