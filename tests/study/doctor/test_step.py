@@ -116,15 +116,20 @@ def test_only_devices_that_workers_use_count(
 @pytest.mark.processes
 @pytest.mark.torch
 def test_a_net_that_is_larger_than_any_memory_is_described(home: Path) -> None:
-    """Nothing of it is allocated: its weights alone would take 220 GB, a batch more."""
-    text = net_text(batch=4_000_000).replace("num_output: 4 ", "num_output: 1000000000 ")
+    """Nothing of it is allocated: 8 GB of weights in each of twenty layers, none beyond Caffe's bound of a blob."""
+    wide, inputs = 33_000_000, 64
+    text = net_text(batch=50) + "".join(
+        f'layer {{ name: "wide{at}" type: "InnerProduct" bottom: "data" top: "wide{at}" '
+        f"inner_product_param {{ num_output: {wide} }} }}\n"
+        for at in range(20)
+    )
     write_solver(home, text)
     result = typed("--engine", "torch", "--json")
     assert result.exit_code == 1, result.output
     found = {one["name"]: one for one in json.loads(result.output)["checks"]}
-    assert re.match(r"[\d,]+\.\d GB for a batch of 4,000,000 records", found["step"]["text"])
+    assert re.match(r"[\d,]+\.\d GB for a batch of 50 records", found["step"]["text"])
     rows = {one["layer"]: one for one in found["step"]["rows"]}
-    assert rows["ip"]["parameters"] == 3 * 4 * (1_000_000_000 * 54 + 1_000_000_000)
+    assert rows["wide7"]["parameters"] == 3 * 4 * (wide * inputs + wide)
     assert found["memory"]["level"] == "fail"
 
 
