@@ -37,6 +37,7 @@ def test_nets_take_what_is_published(
     assert sum(one.multiply_adds for one in found) == multiply_adds
 
 
+@pytest.mark.processes
 def test_a_net_is_shown_without_pytorch_onnx_and_h5py() -> None:
     program = (
         "import sys\n"
