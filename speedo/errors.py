@@ -106,6 +106,10 @@ class ClusterError(SpeedoError):
     """Master and workers could not connect: address, token, versions or time."""
 
 
+class ScriptMistake(ConfigError):
+    """What a script does wrong in the same way in each worker, so that starting one again does not help."""
+
+
 class TrainingStopped(SpeedoError):
     """A run ended before its work was done; the text gives the reason."""
 

@@ -104,9 +104,8 @@ class ScriptActor:
             listener.settimeout(JOIN_S)
             environment = {
                 "OMP_NUM_THREADS": str(share.threads),
-                "PYTHONHASHSEED": str(
-                    settings.seed % (1 << 32)
-                ),  # a set has one order in all workers
+                # A set has one order in all workers.
+                "PYTHONHASHSEED": str(settings.seed % (1 << 32)),
                 **users_environment(),
                 VARIABLE: str(scratch),
             }

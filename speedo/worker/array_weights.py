@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, ScriptMistake
 from speedo.exchange.vector import Blob, Layout, Vector
 
 Array = npt.NDArray[Any]
@@ -35,10 +35,10 @@ class ArrayWeights:
             np.copyto(out[place].reshape(array.shape), array, casting="same_kind")
 
     def check_changes(self) -> None:
-        """Raise `ConfigError` for an array that is no longer the one that was joined."""
+        """Raise `ScriptMistake` for an array that is no longer the one that was joined."""
         for joined, (blob, _) in zip(self._arrays, self.layout.slices(), strict=True):
             if self._given.get(blob.name) is not joined:
-                raise ConfigError(
+                raise ScriptMistake(
                     f"array {blob.name!r} is another one than that given to speedo.join, whose values do not change: "
                     f"train in place, as in {blob.name} -= rate * gradient or {blob.name}[...] = new"
                 )

@@ -36,7 +36,7 @@ class ScriptWeights(Weights, Protocol):
     """Those of a model that a user's script trains."""
 
     def check_changes(self) -> None:
-        """Raise `ConfigError` if the script changes something else than what it has joined with."""
+        """Raise `ScriptMistake` if the script changes something else than what it has joined with."""
         ...
 
 

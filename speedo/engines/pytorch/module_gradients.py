@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
-from speedo.errors import ConfigError, EngineError
+from speedo.errors import EngineError, ScriptMistake
 from speedo.exchange.vector import Layout, Vector
 
 
@@ -31,7 +31,7 @@ class ModuleGradients:
     def take_gradients(self, out: Vector, present: npt.NDArray[np.uint8]) -> None:
         """Copy them into `out`, 0 where there is none; `present` says which parameters have one.
 
-        Raises `ConfigError` for a sparse one.
+        Raises `ScriptMistake` for a sparse one.
         """
         for number, tensor, place, trained in self._blobs():
             if trained is None:
@@ -42,7 +42,7 @@ class ModuleGradients:
                 out[place] = 0.0
                 continue
             if gradient.layout is not torch.strided:
-                raise ConfigError(
+                raise ScriptMistake(
                     f"the gradient of {self._layout.blobs[number].name} is stored as {gradient.layout}, and only dense "
                     'ones are averaged: leave out sparse=True, or use speedo.join(..., exchange="deltas")'
                 )

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from speedo.engines.pytorch.module_gradients import ModuleGradients
 from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
 from speedo.engines.pytorch.packed_tensors import TENSORS
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, ScriptMistake
 from speedo.exchange.packed import pack, unpack
 from speedo.exchange.vector import Blob, Layout, Vector
 
@@ -70,10 +70,10 @@ class ModuleWeights:
         self._note_changes()
 
     def check_changes(self) -> None:
-        """Raise `ConfigError` for a parameter that another optimizer than the one joined has changed."""
+        """Raise `ScriptMistake` for a parameter that another optimizer than the one joined has changed."""
         for name, one in self._others.items():
             if self._changes.setdefault(name, one._version) != one._version:
-                raise ConfigError(
+                raise ScriptMistake(
                     f"parameter {name} of the model was changed, and the optimizer given to speedo.join does not have "
                     "it, so its changes reach no other worker: give the optimizer all parameters that are trained, or "
                     "join a model without those"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from speedo.errors import ConfigError, SpeedoError
+from speedo.errors import ConfigError, ScriptMistake, SpeedoError
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.exchange.team_meeting import TeamMeeting
@@ -121,7 +121,7 @@ class GradientTurns:
         if self.idle:
             return
         if closure:
-            raise ConfigError(
+            raise ScriptMistake(
                 "optimizer.step(closure) computes gradients while it steps, so they cannot be exchanged before: call "
                 'optimizer.step() after loss.backward(), or use speedo.join(..., exchange="deltas")'
             )

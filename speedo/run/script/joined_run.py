@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, ScriptMistake
 from speedo.exchange.npz import write_arrays
 from speedo.run.script.alone import OwnBook
 from speedo.run.script.collectives import Collectives
@@ -39,6 +39,7 @@ from speedo.worker.array_weights import ArrayWeights
 from speedo.worker.share import RecordShare
 from speedo.worker.weights import ScriptWeights
 
+MANY: Final = 100  # batches in an epoch without a step: gradients may be added up, or a GradScaler leave steps out
 GOES_ON_S: Final = 10.0  # a loop that does not ask whether the run is over
 _NO_MORE: Final = object()
 _now: JoinedRun | None = None
@@ -126,7 +127,10 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._share = RecordShare(self._own.lease, lambda: None, 0)
         self._epochs, self._steps, self._first_epoch = 0, 0, 0
         self._shares = False  # `share` was called
-        self._unused = 0  # batches that it gave before the first step
+        self._no_step, self._unused = (
+            True,
+            0,
+        )  # no step yet, and the batches that `share` gave before it
         self._over_since = 0.0  # when a step found the run over
         self._tested = 0  # calls of `test`
         self._loss: float | None = None
@@ -179,14 +183,14 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             item := next(items, _NO_MORE)
         ) is not _NO_MORE:
             if turns is None or turns.has_turn():  # after a wait it is a new one
-                self._unused += not self._steps
+                self._unused += self._no_step
                 yield item
-        self._check_steps()
+        self._check_steps(MANY)
 
-    def _check_steps(self) -> None:
-        """Raises `ConfigError` where batches were given, and nobody has made a step with them."""
-        if self._unused > 1 and not self._steps:
-            raise ConfigError(
+    def _check_steps(self, few: int = 1) -> None:
+        """Raises `ScriptMistake` where more than a few batches were given, and no step was made."""
+        if self._no_step and self._unused > few:
+            raise ScriptMistake(
                 f"run.share gave {self._unused} batches, and no step was made with them: "
                 + (
                     "call run.step() after each change of the arrays"
@@ -201,7 +205,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
         With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
         """
-        turns = self._turns
+        turns, self._no_step = self._turns, False
         gradients = None if turns is None else turns.gradients
         if gradients is not None and gradients.lost:
             return

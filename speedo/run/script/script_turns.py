@@ -19,6 +19,7 @@ from speedo.errors import (
     ConfigError,
     MissingKeyError,
     PayloadError,
+    ScriptMistake,
     SpeedoError,
     StoreUnavailableError,
     TeamBrokenError,
@@ -180,7 +181,7 @@ class ScriptTurns:
 
     def close(self, error: BaseException | None) -> None:
         """Take no more turns; `error` is what the script raised in its part of the run."""
-        if isinstance(error, ConfigError) and self.worker is not None:
+        if isinstance(error, ScriptMistake) and self.worker is not None:
             # Each worker would make it again and again.
             self.source.stop(f"{MISTAKE} (worker {self._start.place.worker}): {error}")
         if error is not None:

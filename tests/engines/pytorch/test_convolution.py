@@ -178,5 +178,5 @@ def test_options_that_caffe_refuses_are_refused(layer: str, said: str) -> None:
 
 def test_deconvolution_over_four_axes_is_refused_with_a_remedy() -> None:
     layer = 'type: "Deconvolution" convolution_param { num_output: 1 kernel_size: 1 }'
-    with pytest.raises(EngineError, match="takes up to 3: use --engine caffe"):
+    with pytest.raises(EngineError, match="up to 3 are computed here: use --engine caffe"):
         set_up(layer, [(1, 1, 2, 2, 2, 2)])

@@ -55,12 +55,21 @@ def test_batches_without_a_step_are_refused(breaks: bool) -> None:
         with speedo.join({"w": np.zeros(2, np.float32)}) as run:
             for epoch in run.epochs(2):
                 assert epoch == 0
-                for number, _ in enumerate(run.share(np.arange(6), batch=2)):
+                for number, _ in enumerate(run.share(np.arange(202), batch=2)):
                     if breaks and number:
                         return
 
     with pytest.raises(ConfigError, match=r"no step was made with them: call run\.step\(\)"):
         train()
+
+
+def test_gradients_may_be_added_up_over_short_epochs() -> None:
+    with speedo.join({"w": np.zeros(2, np.float32)}) as run:
+        for _ in run.epochs(2):
+            for _ in run.share(np.arange(6), batch=2):
+                pass
+        run.step()
+    assert run.iteration == 1
 
 
 def test_code_deep_in_a_script_finds_the_run() -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 from caffenets.forms.onnx_graph import Graph
 from caffenets.forms.steps import NoEqual, constant
 from caffenets.forms.torch_code import Code, arguments, pair
+from caffenets.host_program import caffe_itself
 from caffenets.layer import BlobSpec, Layer, Shape, host_waits
 from caffenets.layers.axes import canonical_axis
 from caffenets.torch_later import Tensor, functional
@@ -252,7 +253,7 @@ class Deconvolution(_Filters):
         self.read_filters(bottoms)
         if len(self._spatial) > len(_TRANSPOSED):
             raise self.refuse(
-                f"has {len(self._spatial)} spatial axes, and this engine takes up to 3: use --engine caffe"
+                f"has {len(self._spatial)} spatial axes, and up to 3 are computed here: {caffe_itself()}"
             )
         self.declare((self._channels, self._outputs // self._group))
         sizes = [

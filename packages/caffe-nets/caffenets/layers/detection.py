@@ -60,7 +60,7 @@ class DetectionOutput(Layer):
             )
         if param.visualize or param.save_file or param.save_output_param.output_directory:
             raise self.refuse(
-                "saves or shows its boxes, which this engine does not: remove visualize, save_file and "
+                "saves or shows its boxes, which is not done here: remove visualize, save_file and "
                 "save_output_param"
             )
         if not 0 < param.nms_param.nms_threshold <= 1 or not 0 < param.nms_param.eta <= 1:
@@ -313,7 +313,7 @@ class DetectionEvaluate(Layer):
                 "has no num_classes: give the number of classes, with that of the background"
             )
         if param.name_size_file:
-            raise self.refuse("has a name_size_file, which this engine does not read: remove it")
+            raise self.refuse("has a name_size_file, which is not read here: remove it")
         if bottoms[0][-1:] != (7,) or bottoms[1][-1:] != (ROW,):
             raise self.refuse(
                 f"has bottoms of {bottoms[0]} and {bottoms[1]}: give the top of DetectionOutput and the labels of "

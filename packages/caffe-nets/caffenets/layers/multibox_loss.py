@@ -64,10 +64,10 @@ class MultiBoxLoss(Layer):
             mining = "MAX_NEGATIVE" if param.do_neg_mining else "NONE"
         if mining == "HARD_EXAMPLE":
             raise self.refuse(
-                "has mining_type HARD_EXAMPLE, which this engine has not: use MAX_NEGATIVE or NONE"
+                "has mining_type HARD_EXAMPLE, which is not computed here: use MAX_NEGATIVE or NONE"
             )
         if param.bp_inside:
-            raise self.refuse("has bp_inside, which this engine has not: remove it")
+            raise self.refuse("has bp_inside, which is not computed here: remove it")
         if not param.use_prior_for_matching and not param.share_location:
             raise self.refuse(
                 "matches by the predicted boxes of each class: set use_prior_for_matching or share_location"
