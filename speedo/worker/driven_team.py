@@ -366,7 +366,8 @@ class DrivenTeam:
             most, least = (workers[int(find(made))] for find in (np.argmax, np.argmin))
             raise ScriptMistake(
                 f"worker {most} has made a step of the optimizer where worker {least} has made none: all workers make "
-                "a step after the same number of backward passes"
+                "a step after the same number of backward passes; one that not all make goes into "
+                "`with run.accumulate():`"
             )
 
     def require_finite(self) -> None:
