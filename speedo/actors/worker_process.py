@@ -66,7 +66,6 @@ class WorkerProcess:
         self.request = 0  # for a place, if not 0; each has a number of its own
         self.asked: Any = None  # the master's answer to it
         self._process: psutil.Process | None = None
-        self._is_script = False
         self._who: Any = None
 
     def begin(
@@ -84,7 +83,6 @@ class WorkerProcess:
         """Start a process for this place, or take one that `load_workers` began; it is ready once `answer` says so."""
         self.place, self.former, self.since = place, place.worker, now
         self._limit_s = max(START_S, settings.timeout_s)
-        self._is_script = isinstance(settings.spec, ScriptJob)
         self.log = logs / f"worker-{place.worker}.log"
         self._scratch = scratch_of(scratch, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
@@ -141,13 +139,9 @@ class WorkerProcess:
 
     def describe_end(self, reason: str) -> None:
         """Write into its log why it is ended by force, and what it does now: a process that hangs cannot."""
-        process = self._process
-        with suppress(psutil.Error):
-            if process is not None and self._is_script:  # it is the child of its actor
-                process = next(iter(process.children()), None)
-        if process is None or reason.startswith(SCRIPTS_OWN):
+        if self._process is None or reason.startswith(SCRIPTS_OWN):  # its words are in the log
             return
-        pid = process.pid
+        pid = self._process.pid
         state = states_of([pid]).get(pid)
         if state is None:
             return

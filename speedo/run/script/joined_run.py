@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
-import signal
 import socket
 import sys
 import time
@@ -17,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from speedo.engines.native_failures import STACK_SIGNAL
 from speedo.errors import ConfigError, ScriptMistake
 from speedo.exchange.npz import write_arrays, write_named
 from speedo.run.script.alone import OwnBook
@@ -426,8 +423,6 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             raise ConfigError(
                 "speedo.join is called in two processes of one script: join in one of them"
             ) from None
-        if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
-            faulthandler.register(STACK_SIGNAL)  # of its host, before that ends one that hangs
         link = Connection(made.detach())
         start: Start = link.recv()
         self.rank, self.size = start.place.worker, start.settings.workers
