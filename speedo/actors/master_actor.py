@@ -197,8 +197,7 @@ class MasterActor(ServedMaster):
             tidying.start()
         try:
             training = self._training or self._start.wait()
-            result = training.run()
-            self._final = result.version
+            self._final = (result := training.run()).version
             return result
         finally:
             self._cluster.hang_up()  # scripts look whether the run is over

@@ -112,13 +112,11 @@ class ScriptActor:
             }
             # The kernel ends the script with the thread that started it, so that one lives as long as this actor.
             threading.Thread(target=self._run, args=(environment,), daemon=True).start()
-            link = self._accepted(listener)
+            self._link = self._accepted(listener)
+        threading.Thread(target=self._listen, daemon=True).start()
         run_dir = log.parent.parent  # on another machine there are only logs
         here = str(run_dir) if (run_dir / LOCK).is_file() else ""
-        with suppress(OSError):  # its end is being sent
-            link.send(Start(settings.for_others(), place, settings.spec.in_rounds, here))
-        self._link = link
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._tell(Start(settings.for_others(), place, settings.spec.in_rounds, here))
         if self._final is not None:
             self._tell(RunOver(self._final))
         hello = self._hello.get()

@@ -316,9 +316,8 @@ def bare_table(*names: str) -> Table:
 
 def _panel(status: Status) -> Group:
     """The live view: a bar, a line, and a row per worker."""
-    workers = bare_table(
-        "worker", "host", "merged", "dropped", "loss", f"{status.counted}/s", "state"
-    )
+    rate = f"{status.counted}/s"
+    workers = bare_table("worker", "host", "merged", "dropped", "loss", rate, "state")
     for worker in status.workers:
         workers.add_row(*_row(worker))
     bar = ProgressBar(total=max(status.max_iter, 1), completed=status.iteration, width=40)

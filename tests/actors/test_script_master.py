@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Script:
 
     def __init__(self, master: Any, settings: RunSettings, place: Assignment, size: int) -> None:
         self.master, self.place, self.turns = master, place, 0
-        self.ended, self.final = threading.Event(), list[int]()
+        self.ended, self.finals = threading.Event(), SimpleQueue[int]()
         self.engine = QuadraticEngine(size, batch=BATCH)
         store = run_store("", settings)
         self.worker = EngineWorker(
@@ -58,10 +59,10 @@ class Script:
         self.ended.wait()
 
     def over(self, version: int) -> None:
-        self.final.append(version)
+        self.finals.put(version)
 
-    def finals(self) -> list[int]:
-        return self.final
+    def final(self) -> int:
+        return self.finals.get(timeout=WAIT_S)
 
     def save_state(self, command: SaveState) -> StateSaved:
         """It keeps nothing."""
@@ -146,9 +147,9 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         assert [one.worker for one in ask(master.attend.remote("here", alive)).end] == [2]
         # One that joins now waited for a turn for ever; it gets what the run came to.
         late = ask(master.assign.remote("here", None, 5))
-        script = actor_class(Script, threads=2).remote(master, settings, late, 8)
+        script = actor_class(Script, threads=3).remote(master, settings, late, 8)
         ask(master.join.remote(late, script, ask(script.ready.remote())))
-        assert ask(script.finals.remote()) == [result.version]
+        assert ask(script.final.remote()) == result.version
         ask(master.farewell.remote("here"))
         ask(master.clean_store.remote())
         ray_here.kill(master)

@@ -16,16 +16,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from speedo.errors import ConfigError, ScriptMistake
-from speedo.exchange.npz import write_arrays, write_named
 from speedo.run.script.alone import OwnBook
 from speedo.run.script.collectives import Collectives
 from speedo.run.script.events import ScriptEvents
 from speedo.run.script.gathering import gather
 from speedo.run.script.gradients import check_exchange
 from speedo.run.script.kept_state import ScriptState
+from speedo.run.script.saving import save
 from speedo.run.script.script_turns import ScriptTurns
-from speedo.run.script.shared_test import batches_to_test
-from speedo.run.script.testing import Measure, in_words, measured
+from speedo.run.script.shared_test import tested_alone
+from speedo.run.script.testing import Measure, in_words
 from speedo.run.script_link import VARIABLE, Start, address_in
 from speedo.run_dir.events import (
     CheckpointWritten,
@@ -129,8 +129,8 @@ class LoopEnds(BaseException):
 class JoinedRun(AbstractContextManager["JoinedRun"]):
     """One worker's part of a run. Its turns begin and end in `step`, in the script's own thread.
 
-    `rank` is the worker's number from 0 on, `size` how many workers are wanted. `should_stop` says that the run is
-    over: what is trained then reaches nobody.
+    `rank` is the worker's number from 0 on, `size` how many workers are wanted. The worker that `is_first`, worker 0,
+    writes what is written once. `should_stop` says that the run is over: what is trained then reaches nobody.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         several: bool = False,
     ) -> None:
         """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
-        self.rank, self.size = 0, 1
+        self.rank, self.size, self.is_first = 0, 1, True
         self._weights, self._stepped, self._events = weights, stepped, events
         self._exchange, self._several = exchange, several  # several optimizers
         # Of those that have stepped since an iteration ended, and the one whose step ends it.
@@ -171,11 +171,6 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     def should_stop(self) -> bool:
         """Whether the run is over."""
         return self._turns is not None and self._turns.over
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is worker 0, which writes what is written once; a script by itself is it, too."""
-        return self.rank == 0
 
     @property
     def iteration(self) -> int:
@@ -330,12 +325,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         number, self._tested = self._tested, self._tested + 1
         if self._turns is not None:
             return self._turns.test(number, measure, data, batch)
-        if data is None:
-            metrics = measured(measure, self._stepped)
-        else:
-            share = RecordShare(OwnBook().lease, lambda: None, 0)
-            metrics = measured(measure, self._stepped, batches_to_test(share, data, batch))
-            share.close()
+        metrics = tested_alone(measure, self._stepped, data, batch)
         print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
         return metrics
 
@@ -350,18 +340,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         Of another `thing` a path in .npz gets a mapping of names to arrays or tensors, any other path what `torch.save`
         writes. Raises `ConfigError` for what no .npz file holds, `OSError`.
         """
-        if not self.is_first:
-            return
-        if thing is None:
-            vector = self._weights.layout.zeros()
-            self._weights.read_weights(vector)
-            write_arrays(Path(path), self._weights.layout, vector)
-        elif Path(path).suffix == ".npz":
-            write_named(Path(path), thing)
-        else:
-            from speedo.engines.pytorch.packed_tensors import save_object
-
-            save_object(Path(path), thing)
+        if self.is_first:
+            save(Path(path), self._weights, thing)
 
     def keep(self, name: str, thing: Any) -> None:
         """Keep an object in checkpoints, by its `state_dict()`; of a run that is resumed its state is given back now.
@@ -420,12 +400,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                 made.connect(address)
         except OSError:
             made.close()
-            raise ConfigError(
-                "speedo.join is called in two processes of one script: join in one of them"
-            ) from None
+            raise ConfigError("two processes of a script call speedo.join: join in one") from None
         link = Connection(made.detach())
         start: Start = link.recv()
         self.rank, self.size = start.place.worker, start.settings.workers
+        self.is_first = self.rank == 0
         self._first_epoch = start.job.first_epoch
         self._turns = turns = ScriptTurns(
             start, link, self._weights, self._stepped, self._exchange, self._kept

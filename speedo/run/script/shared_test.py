@@ -10,6 +10,8 @@ from typing import Any, Final
 from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.messages import Records, Tested
+from speedo.run.script.alone import OwnBook
+from speedo.run.script.testing import Measure, measured
 from speedo.run.script.turns import AGAIN_S, TurnSource
 from speedo.run.script_link import TestTurn
 from speedo.worker.share import RecordShare
@@ -26,6 +28,16 @@ def batches_to_test(share: RecordShare, data: Any, batch: int | None) -> Any:
         return share.batches(data, batch, epochs=1)
     except ConfigError as error:
         raise ConfigError(str(error).replace("run.share", "run.test")) from error
+
+
+def tested_alone(measure: Measure, module: Any, data: Any, batch: int | None) -> dict[str, float]:
+    """As `measured`, with all batches of `data` where there is any, in a script that runs by itself."""
+    if data is None:
+        return measured(measure, module)
+    share = RecordShare(OwnBook().lease, lambda: None, 0)
+    metrics = measured(measure, module, batches_to_test(share, data, batch))
+    share.close()
+    return metrics
 
 
 class SharedTest:
