@@ -283,21 +283,8 @@ class LeaseBook:
         return chain(self._free, *held, *self._turns.values())
 
     def _check(self, worker: int, request: LeaseRequest) -> None:
-        if request.records < 1 or request.count < 1:
-            raise ConfigError(
-                f"worker {worker} asks for {request.count} of {request.records} records: "
-                "run.share needs a data set with at least one record"
-            )
         if self.records and request.records != self.records:
             raise ConfigError(
                 f"worker {worker} shares a data set of {request.records} records, the run has one of "
                 f"{self.records}: give run.share the same data set on every worker"
-            )
-        if self.records and request.shuffle != self.shuffle:
-            here, there = (
-                "shuffles" if one else "does not shuffle" for one in (request.shuffle, self.shuffle)
-            )
-            raise ConfigError(
-                f"worker {worker} {here} its records, the run {there} them: "
-                "use the same shuffle on every worker"
             )

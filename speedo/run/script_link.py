@@ -73,6 +73,13 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the script: what is the same for all that share this data, by name."""
+
+    data: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class AtTest:
     """Of the script: it has come to its test of this number. Once it pauses for that, it asks again.
 
@@ -192,6 +199,7 @@ Question = (
     LeaseRequest
     | DealRequest
     | NotDealt
+    | Shares
     | AtTest
     | TestLease
     | TestPart

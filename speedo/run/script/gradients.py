@@ -358,11 +358,11 @@ class GradientTurns:
         assert request is not None
         # Who joins has nothing to train as long as the others have rows: so they have few.
         most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
-        asked = replace(request, count=share.batch, epoch=epoch)
+        asked = replace(request, count=share.source.batch, epoch=epoch)
         members = tuple(one[:2] for one in team.members)
         try:
             return self._turns.deal(
-                DealRequest(team.next_deal, asked, members, most, share.drop_last)
+                DealRequest(team.next_deal, asked, members, most, share.source.drop_last)
             )
         except (EOFError, OSError):  # the run is gone, as the end of the turn will show
             return Dealt((), NoLease.OVER)

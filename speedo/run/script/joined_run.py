@@ -36,7 +36,7 @@ from speedo.run_dir.events import (
 from speedo.system.kept_memory import keep_freed_memory
 from speedo.watch.callbacks import Callbacks
 from speedo.worker.array_weights import ArrayWeights
-from speedo.worker.share import RecordShare
+from speedo.worker.share import RecordShare, SharedBatches
 from speedo.worker.weights import ScriptWeights
 
 MANY: Final = 100  # batches in an epoch without a step: gradients may be added up, or a GradScaler leave steps out
@@ -169,42 +169,48 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = None if self._turns is None else self._turns.worker
         return self._steps if worker is None else worker.iteration
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of this many epochs; of a run that is resumed those that are not trained to their end.
+    def epochs(self, count: int, start: int = 0) -> Iterator[int]:
+        """The numbers of this many epochs, from `start` on; of a resumed run those that are not trained to their end.
 
-        Ends early once the run is over.
+        A second call continues with the next epochs of the run. Ends early once the run is over.
         """
         if count < 1:
             raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
-        self._epochs, first = count, self._first_epoch
-        if (
-            self._kept.epoch is not None
-        ):  # its loop has no batches left, but maybe a scheduler's step
-            first = min(first, self._kept.epoch)
+        before, first = min(self._epochs, self._share.epoch), self._first_epoch
+        self._epochs = before + count
+        if self._kept.epoch is not None:
+            first = min(first, self._kept.epoch)  # without batches, but maybe a scheduler's step
+        first = max(before, first)
         self._share.epoch = max(self._share.epoch, first)
-        if first >= count:
+        if first >= self._epochs:
             self._shares = True  # a loop that does not begin is no mistake
             print(f"speedo: the run has trained {count} epochs, all that are asked for", flush=True)
-        for epoch in range(first, count):
+        for epoch in range(first, self._epochs):
             if self.should_stop:
                 return
             self._kept.epoch = epoch
-            yield epoch
+            yield epoch - before + start
             self._kept.epoch = epoch + 1
 
     def share(
         self, data: Any, batch: int | None = None, shuffle: bool | None = None
-    ) -> Iterator[Any]:
-        """This worker's batches of one epoch of `data`: each record is trained by one worker, once.
+    ) -> SharedBatches:
+        """This worker's batches of `data`, one epoch each time they are iterated: each record is trained once.
 
-        `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or a tuple of
-        arrays of equal length: `batch` of its records are an item, without it each by itself, in the order of their
-        numbers or in another one for each epoch (`shuffle`). Raises `ConfigError` for what has no numbered records.
+        `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or arrays of equal
+        length in a tuple or dictionary: `batch` of its records are an item, without it each by itself, in the order of
+        their numbers or in another one for each epoch (`shuffle`). `len()` are the batches of an epoch for each of the
+        workers that are wanted, rounded up. Raises `ConfigError` for what cannot be divided, and for other data than
+        the other workers have.
         """
-        items, turns = self._share.batches(data, batch, shuffle, epochs=self._epochs), self._turns
+        number = self._share.source_of(data, batch, shuffle).batches(self.size)
+        return SharedBatches(partial(self._batches, data, batch, shuffle), number)
+
+    def _batches(self, data: Any, batch: int | None, shuffle: bool | None) -> Iterator[Any]:
+        items, turns = self._share.batches(data, batch, shuffle, self._epochs), self._turns
         self._shares = True
         if turns is not None:
-            turns.hello(self._share.batch)
+            turns.shares()
         # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
         while (turns is None or turns.has_turn()) and (
             item := next(items, _NO_MORE)
