@@ -1,4 +1,4 @@
-"""What `run.share` takes: a sequence, arrays of equal length, a Dataset, or a DataLoader.
+"""What `run.share` takes: a sequence, arrays of equal length, a Dataset, a DataLoader, or a stream.
 
 PyTorch is known here by the names of its classes and their attributes: a script of NumPy's need not have it.
 """
@@ -6,22 +6,23 @@ PyTorch is known here by the names of its classes and their attributes: a script
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speedo.errors import ConfigError, ScriptMistake
-from speedo.exchange.lease import order_of
+from speedo.exchange.lease import UNKNOWN, order_of
 from speedo.worker.data_checks import checksum, checksums_of, loader_with
 from speedo.worker.own_random import OwnRandom
 
 Indices = Sequence[Any] | NDArray[Any]  # record numbers, or what a sampler gives
 Numbers = Generator[Indices, None, None]
+_END: Final = object()
 
 
 @dataclass
@@ -29,8 +30,8 @@ class RecordSource:
     """`read` takes parts of `order(epoch)`, each a batch, maybe some ahead, and gives the batches.
 
     An epoch has `records` positions, `batch` of them in a batch. Where each position is a batch itself, as a sampler
-    gives it, `step` is how many records it usually has. `size` counts those of a batch. `begins` is what must be there
-    each time that an epoch is read.
+    or a stream gives it, `step` is how many records it usually has. `size` counts those of a batch. Of a stream `read`
+    sets `records` when it comes to the end. `begins` is what must be there each time that an epoch is read.
     """
 
     records: int
@@ -44,10 +45,10 @@ class RecordSource:
     step: int = 0
     size: Callable[[Indices, Any], int] = lambda part, batch: len(part)
 
-    def batches(self, workers: int) -> int:
-        """The batches of one of so many workers in an epoch, rounded up."""
+    def batches(self, workers: int) -> int | None:
+        """The batches of one of so many workers in an epoch, rounded up; None if that is unknown."""
         batches = (self.records + (0 if self.drop_last else self.batch - 1)) // self.batch
-        return -(-batches // workers)
+        return None if self.records == UNKNOWN else -(-batches // workers)
 
     def compared(self) -> Mapping[str, str]:
         """What all workers have that share the same data. Raises `ScriptMistake` for data that none can share."""
@@ -55,9 +56,10 @@ class RecordSource:
         if begins != again:
             raise ScriptMistake(
                 "what run.share was given has another order when it is read again, so the workers cannot divide it: "
-                "let its sampler draw from the global generators of PyTorch, NumPy or Python when it begins"
+                "let its sampler or stream draw from the global generators of PyTorch, NumPy or Python when it begins"
             )
-        own = {"the number of records": str(self.records), "shuffle": str(self.shuffle)}
+        records = "unknown" if self.records == UNKNOWN else str(self.records)
+        own = {"the number of records": records, "shuffle": str(self.shuffle)}
         return {**own, "the checksum of their order": begins, **self.checks()}
 
 
@@ -69,13 +71,15 @@ def record_source(
     Without `batch` each item of a sequence is given as it is. A DataLoader says itself how it batches and shuffles.
     """
     names = ("dataset", "batch_size", "collate_fn", "drop_last")
-    if all(hasattr(data, name) for name in names):
+    is_loader = all(hasattr(data, name) for name in names)
+    is_stream = _is_stream(data.dataset if is_loader else data)
+    if is_loader or is_stream:
         if batch is not None or shuffle is not None:
             raise ConfigError(
-                "run.share was given a DataLoader and batch= or shuffle=: the loader has its own; "
-                "set batch_size= and shuffle= there"
+                f"run.share was given a {'DataLoader' if is_loader else 'stream'} and batch= or shuffle=: the loader "
+                "has its own; set batch_size= and shuffle= there"
             )
-        return _of_loader(data, seed)
+        return _of_stream(data, seed) if is_stream else _of_loader(data, seed)
     if batch is not None and batch < 1:
         raise ConfigError(f"batch={batch} in run.share: use 1 or more")
     arrays = _arrays_in(data)
@@ -209,14 +213,69 @@ def _copy(sampler: Any, epoch: int) -> Any:
     return own
 
 
+# ---------------------------------------------------------------- streams
+
+
+def _is_stream(data: Any) -> bool:
+    """Whether its items have no numbers, and come again each time that it is iterated."""
+    if any(one.__name__ == "IterableDataset" for one in type(data).__mro__):
+        return True
+    kept = (Iterator, Mapping, Set, str, bytes)
+    return isinstance(data, Iterable) and not isinstance(data, kept) and not _is_numbered(data)
+
+
+def _of_stream(data: Any, seed: int) -> RecordSource:
+    """Its items are numbered as they come: each worker reads all, and gives those that it leased."""
+    dataset, usual = getattr(data, "dataset", data), getattr(data, "batch_size", None)
+
+    def items(data: Any, epoch: int) -> Iterator[Any]:
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        with (own := OwnRandom(seed, epoch)):
+            stream = iter(data)
+        while True:
+            with own:
+                item = next(stream, _END)
+            if item is _END:
+                return
+            yield item
+
+    def read(numbers: Numbers) -> Iterator[Any]:
+        epoch, at, stream = -1, -1, enumerate(items((), 0))
+        for (number,) in numbers:
+            wanted, position = divmod(number, UNKNOWN)
+            if wanted != epoch or position <= at:
+                epoch, at, stream = wanted, -1, enumerate(items(data, wanted))
+            for at, item in stream:
+                if at == position:
+                    yield item
+                    break
+            else:
+                source.records = at + 1
+
+    def size(_: Indices, item: Any) -> int:
+        while isinstance(item, (list, tuple, Mapping)) and item:
+            item = next(iter(item.values() if isinstance(item, Mapping) else item))
+        return min((usual, *getattr(item, "shape", ())[:1])) if usual else 1
+
+    def order(epoch: int) -> Indices:
+        return range(epoch * UNKNOWN, (epoch + 1) * UNKNOWN)
+
+    source = RecordSource(UNKNOWN, 1, False, False, read, order, step=usual or 1, size=size)
+    source.begins = lambda: next(items(dataset, 0), None)
+    return source
+
+
+def _is_numbered(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
 def _length(data: Any) -> int:
     """How many records it has; they must be found by number."""
-    streams = any(one.__name__ == "IterableDataset" for one in type(data).__mro__)
-    numbered = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    if streams or isinstance(data, (Mapping, Set)) or not numbered:
+    if isinstance(data, (Mapping, Set)) or not _is_numbered(data):
         raise ConfigError(
-            f"run.share cannot divide a {type(data).__name__}: it needs records with numbers. Give it a "
-            "list, arrays, a Dataset with __len__ and __getitem__, or a DataLoader over one of these"
+            f"run.share cannot divide a {type(data).__name__}: it needs records with numbers, or a stream that can be "
+            "iterated again. Give it a list, arrays, a Dataset, an IterableDataset, or a DataLoader over one of these"
         )
     if len(data) == 0:
         raise ConfigError(f"the {type(data).__name__} given to run.share has no records")

@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from speedo.errors import ConfigError, ScriptMistake
-from speedo.exchange.lease import Lease, LeaseRequest, NoLease, join_ranges
+from speedo.exchange.lease import UNKNOWN, Lease, LeaseRequest, NoLease, join_ranges
 from speedo.worker.record_source import Indices, Numbers, RecordSource, record_source
 
 
 class SharedBatches:
     """What `run.share` returns: `begin` begins an epoch; `number` batches are one of this worker's."""
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], number: int) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Any]], number: int | None) -> None:
         self._begin, self._number = begin, number
         self._begun: Iterator[Any] | None = None
 
     def __len__(self) -> int:
+        if self._number is None:
+            raise TypeError("a stream given to run.share has no known length")
         return self._number
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,7 +125,7 @@ class RecordShare:
         if former is not None:
             for what in ("records", "shuffle"):
                 before, now = getattr(former, what), getattr(source, what)
-                if before != now:
+                if before != now and UNKNOWN not in (before, now):
                     raise ConfigError(
                         f"run.share was called with {what}={before} before and {what}={now} now: "
                         "a run shares one data set; iterate over others without run.share"
@@ -167,6 +169,9 @@ class RecordShare:
                 numbers = self._order(source, part.epoch)[part.start : part.stop]
                 ahead.append((part, numbers))
                 yield numbers
+                if part.stop > source.records:  # the stream has ended before it
+                    ahead.pop()
+                    self._skipped.append(part)
             answer = self._lease(
                 LeaseRequest(
                     source.records,
@@ -185,7 +190,7 @@ class RecordShare:
 
     def _count(self, source: RecordSource) -> int:
         most = source.batch * self.steps
-        if self._ahead:
+        if self._ahead and source.records < UNKNOWN:
             most = max(most, source.records // (100 * self.workers))
         return most // source.batch * source.batch
 
@@ -194,7 +199,7 @@ class RecordShare:
             if len(self._orders) > 1:
                 del self._orders[min(self._orders)]
             order = self._orders[epoch] = source.order(epoch)
-            if len(order) != source.records:
+            if len(order) not in (source.records, UNKNOWN):
                 raise ScriptMistake(
                     f"the sampler of the loader given to run.share gives {len(order)} indices or batches in epoch "
                     f"{epoch} and {source.records} in epoch 0: give run.share one with the same number in each"

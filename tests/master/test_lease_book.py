@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from speedo.errors import CheckpointError, ConfigError
-from speedo.exchange.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import UNKNOWN, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
 from speedo.messages import Finish, SetAside
@@ -283,6 +283,21 @@ def test_other_data_than_that_of_the_first_worker_is_refused() -> None:
         ConfigError, match="worker 2 is not that of worker 1: shuffle is False inst"
     ):
         leases.check(2, {"shuffle": "False"})
+
+
+def test_the_end_of_a_stream_is_the_end_of_its_epochs_for_all() -> None:
+    """Worker 0 comes to the end, after 5 items; what was leased behind it is of no use, also if a worker dies."""
+    book, asks = book_with(0, 1, 2), ask(records=UNKNOWN, count=3, epochs=2)
+    first, second, third = (book.lease(worker, 1, asks) for worker in (1, 0, 2))
+    assert (first, second, third) == (Lease(0, 0, 3), Lease(0, 3, 6), Lease(0, 6, 9))
+    ended = ask(records=5, count=0, skipped=(Lease(0, 5, 6),))
+    assert book.lease(0, 1, ended) is NoLease.WAIT
+    book.left(1, 1)
+    book.left(2, 1)
+    assert positions(*book._free) == positions(Lease(0, 0, 3))
+    assert book.lease(0, 1, asks) == Lease(0, 0, 3)  # it has not read so far yet
+    assert book.lease(0, 1, ask(records=5, count=9, epochs=2)) == Lease(1, 0, 5)
+    assert LeaseBook.from_state(book.state()).records == 5
 
 
 def test_a_worker_cannot_report_what_it_does_not_hold() -> None:

@@ -64,6 +64,13 @@ def test_the_order_of_an_epoch_is_the_same_with_every_numpy() -> None:
 CANNOT_DIVIDE = ["needs records with numbers", "a list, arrays, a Dataset", "DataLoader"]
 
 
+class Letters:
+    """A stream that begins again each time."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("abc")
+
+
 @pytest.mark.parametrize(
     ("data", "named", "words"),
     [
@@ -71,6 +78,7 @@ CANNOT_DIVIDE = ["needs records with numbers", "a list, arrays, a Dataset", "Dat
         ({"x": [1], "y": [2]}, {}, ["a dict", *CANNOT_DIVIDE]),
         (zip([1], [2], strict=True), {}, ["a zip", *CANNOT_DIVIDE]),
         ({"a", "b"}, {}, ["a set", *CANNOT_DIVIDE]),
+        (Letters(), {"batch": 2}, ["a stream and batch=", "batch_size="]),
         ([], {}, ["list", "no records"]),
         ([1, 2], {"batch": 0}, ["batch=0", "1 or more"]),
         ((np.zeros(3), np.zeros(4)), {"batch": 2}, ["different lengths, 3, 4"]),

@@ -221,6 +221,61 @@ def test_a_sampler_that_workers_cannot_draw_alike_is_refused() -> None:
         run.epoch(data, epochs=2)
 
 
+def test_an_epoch_of_a_stream_is_divided_and_ends_for_all_with_it() -> None:
+    """Its order is that of the seed. It is read again where an item comes back; its length is known then."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset[torch.Tensor]):
+        epoch, begun = 0, 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            self.begun += 1
+            return iter(100 * self.epoch + torch.randperm(10))
+
+    run = Run()
+    run.book.joined(1, 1)
+    shares, data = (run.share, run.worker(1)), [DataLoader(Stream(), 4) for _ in range(2)]
+    first, second = (
+        one.source_of(each, None, None) for one, each in zip(shares, data, strict=True)
+    )
+    assert first.compared() == second.compared()
+    assert first.batches(2) is None
+    loops = [one.batches(each, epochs=2) for one, each in zip(shares, data, strict=True)]
+    torch.manual_seed(1)
+    found = [next(loops[0]), next(loops[1])]
+    torch.manual_seed(2)
+    assert (shares[0].given, shares[1].given) == (4, 4)
+    found.append(next(loops[0]))
+    run.book.left(1, 1)  # dies with the second batch
+    assert shares[0].given == 4 + 2
+    assert data[0].dataset.begun == 3  # twice for the check
+    found += [*loops[0]]
+    assert sorted(torch.cat(found).tolist()) == sorted([*range(10), *found[1].tolist()])
+    assert torch.equal(found[3], found[1])
+    assert run.book.records == 3
+    assert [sorted(torch.cat(run.epoch(data[0], epochs=2)).tolist())] == [[*range(100, 110)]]
+    assert run.book.settled(1) == 3
+    assert data[0].dataset.begun == 5
+
+
+def test_a_stream_that_begins_with_something_else_is_refused() -> None:
+    class Once:
+        """It cannot be read again."""
+
+        def __init__(self) -> None:
+            self.items = iter(range(9))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.items
+
+    with pytest.raises(ScriptMistake, match="has another order when it is read again"):
+        Run().share.source_of(Once(), None, None).compared()
+
+
 def test_a_loader_of_a_users_class_stays_one() -> None:
     from torch.utils.data import DataLoader
 

@@ -280,12 +280,15 @@ class GradientTurns:
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """The next records of this worker; until there are some it takes part in the others' steps."""
+        if request.skipped:  # the team's deals do not say it
+            self._turns.lease(replace(request, count=0))
+            request = replace(request, skipped=())
         self._request, self.trains_first = request, False
         while self._is_pending or not (self._rows and self._rows[0] is not None):
             if not self._has_turn():
                 return NoLease.OVER
             team = self._in_team
-            if team is None or (request.skipped and not self._is_pending):
+            if team is None:
                 self._is_pending = False
                 self._rows = deque(row for row in self._rows if row is not None)
                 if not self._rows:

@@ -199,9 +199,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
         `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or arrays of equal
         length in a tuple or dictionary: `batch` of its records are an item, without it each by itself, in the order of
-        their numbers or in another one for each epoch (`shuffle`). `len()` are the batches of an epoch for each of the
-        workers that are wanted, rounded up. Raises `ConfigError` for what cannot be divided, and for other data than
-        the other workers have.
+        their numbers or in another one for each epoch (`shuffle`). Or a stream, as an IterableDataset, of which each
+        worker reads all. `len()` are the batches of an epoch for each of the workers that are wanted, rounded up.
+        Raises `ConfigError` for what cannot be divided, and for other data than the other workers have.
         """
         number = self._share.source_of(data, batch, shuffle).batches(self.size)
         return SharedBatches(partial(self._batches, data, batch, shuffle), number)

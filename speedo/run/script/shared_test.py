@@ -27,7 +27,7 @@ def batches_to_test(share: RecordShare, data: Any, batch: int | None) -> Any:
     except ConfigError as error:
         raise ConfigError(str(error).replace("run.share", "run.test")) from error
     if share.source.step:
-        raise ConfigError("run.test divides records: give it no batch_sampler")
+        raise ConfigError("run.test divides records: give it no batch_sampler and no stream")
     return batches
 
 
