@@ -25,7 +25,7 @@ with speedo.join(model, optimizer) as run:
             run.report(loss)
             optimizer.step()
 
-if run.rank == 0:
+if run.is_first:
     tests, answers = map(torch.from_numpy, fashion_mnist("t10k"))
     with torch.no_grad():
         found = model(tests.view(-1, 1, 28, 28)).argmax(1)

@@ -31,6 +31,6 @@ with speedo.join({"w": w, "b": b}) as run:
         for x, y in run.share((images, labels), batch=64):
             run.step(loss=step(x, y))
 
-if run.rank == 0:
+if run.is_first:
     tests, answers = fashion_mnist("t10k")
     print(f"accuracy {(probabilities(tests).argmax(axis=1) == answers).mean():.4f}")

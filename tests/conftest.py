@@ -64,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
     watch_starts()
 
 
+@pytest.fixture(autouse=True)
+def _script_of_its_own() -> Iterator[None]:
+    """A script joins one run; all tests that join in this process are one script each."""
+    yield
+    if (joined := sys.modules.get("speedo.run.script.joined_run")) is not None:
+        joined._joined = False  # type: ignore[attr-defined]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, None, None]:
     no_process_started()

@@ -11,6 +11,7 @@ from typing import Final
 from caffenets.files import last_bytes
 from speedo.engines.native_failures import caught_fault, fatal_line, signal_hint
 
+SCRIPTS_OWN: Final = "its script "  # begins the cause of an end that is a script's own
 SILENT: Final = f"died without a message, as after SIGKILL ({signal_hint('SIGKILL')})"
 _TAIL_BYTES: Final = 20_000
 _WORD_BYTES: Final = 4096

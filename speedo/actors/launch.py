@@ -88,6 +88,7 @@ def _train(watch: Watch, token: str, attempt: Attempt) -> RunResult:
 
         master = MasterProcess(servers, attempt, watch.note, takes_hosts=False)
         stack.callback(master.close)
+        stack.callback(servers.show_output)  # also the last words of a script that does not start
         folders = (prepared.run_dir / LOGS, scratch, prepared.data_root)
         own = stack.enter_context(with_host_memory(settings.for_others()))
         host = WorkerHost(master.actor, own, "here", *folders, watch.note)
@@ -206,8 +207,7 @@ def _train_on_ray(watch: Watch, attempt: Attempt) -> RunResult:
         master.begin()
         stack.enter_context(under_control(master, _known(servers.prepared), watch, fleet.scale))
         fleet.start(master.actor, servers.prepared)
-        leave = partial(fleet.leave, "the run is over")
-        with parting(leave, partial(_let_go, master)):
+        with parting(partial(fleet.leave, "the run is over"), partial(_let_go, master)):
             master.start_tester()
             died = "no node of the Ray cluster can train any more, the last"
             attempt.trains()

@@ -52,6 +52,7 @@ from speedo.run.trained_model import CaffeModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint, read_checkpoint
 from speedo.run_dir.directory import LOGS
+from speedo.run_dir.events import SCRIPT_ENDED
 from speedo.storage.base import remove_run
 from speedo.watch.status import Status
 
@@ -127,6 +128,7 @@ class MasterActor(ServedMaster):
         self._former = Takeover(self._store, run_dir, fence) if takes_over else None
         script = isinstance(settings.spec, ScriptJob)
         self._training: Training | None = None
+        self._final: int | None = None  # the version that the run came to
         if script:
             former = None if checkpoint is None else read_former_run(checkpoint)
             resume = None if former is None else former.for_workers(settings.workers)
@@ -195,7 +197,9 @@ class MasterActor(ServedMaster):
             tidying.start()
         try:
             training = self._training or self._start.wait()
-            return training.run()
+            result = training.run()
+            self._final = result.version
+            return result
         finally:
             self._cluster.hang_up()  # scripts look whether the run is over
 
@@ -282,6 +286,8 @@ class MasterActor(ServedMaster):
                 self._check(place.worker, ready, self._training.layout)
                 ready, late = self._taken_up(ready, self._training)
                 self._cluster.join(place.worker, place.incarnation, handle, ready)
+                if self._final is not None and ready.model is not None:
+                    handle.over.remote(self._final)  # who lets scripts end may not know of it
                 if late is not None:
                     self._cluster.answered(late)
         except (ClusterError, StoreError):
@@ -333,7 +339,7 @@ class MasterActor(ServedMaster):
 
     def ended(self, place: Assignment) -> None:
         """A worker's script has come to its end."""
-        self.lost(place, "its script has ended", done=True)
+        self.lost(place, SCRIPT_ENDED, done=True)
 
     def lost(self, place: Assignment, cause: str, outlook: str = "", *, done: bool = False) -> None:
         """A worker is gone, in whatever slot it is now; `outlook` is what its host will do."""

@@ -75,7 +75,7 @@ class RayCluster:
         self._done: dict[tuple[int, int], Any] = {}  # scripts that have ended, and keep their state
         self._gone: dict[tuple[int, int], Gone] = {}
         self._set_aside: dict[int, str] = {}  # why, by worker
-        self._lock = threading.Lock()
+        self._lock, self._over = threading.Lock(), False
         self._pace = pace or Pace(known=True)
         self._begun: dict[int, float] = {}  # when far workers fetch, by ticket
         self._on_left = on_left
@@ -91,7 +91,7 @@ class RayCluster:
     # ------------------------------------------------------------ from anywhere
 
     def join(self, worker: int, incarnation: int, handle: Any, ready: WorkerReady) -> None:
-        """A worker that is ready, near to the master or not; one that was let go meanwhile stays out."""
+        """A worker that is ready, near to the master or not; one that was let go, or comes too late, stays out."""
         channels = self._channels if ready.near else None
         if channels is not None or ready.model is not None:  # a script's end is that of this call
             folder = "" if channels is None else channels.folder
@@ -105,7 +105,7 @@ class RayCluster:
                 cause = f"its channel did not open within {CONNECT_S:.0f} s"
                 self.lost(worker, incarnation, cause)
         with self._lock:
-            gone = (worker, incarnation) in self._gone
+            gone = self._over or (worker, incarnation) in self._gone
             if not gone:
                 self._handles[worker, incarnation] = handle
         if gone:
@@ -175,7 +175,8 @@ class RayCluster:
                     self._pace.fetched(start, message.timings["fetch"])
 
     def hang_up(self) -> None:
-        """Send nobody a command any more."""
+        """Send nobody a command any more, also who joins later."""
+        self._over = True
         for worker, incarnation in self.live():
             self._hang_up(worker, incarnation)
 

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from caffenets.files import last_bytes
+from speedo.actors.death_causes import SCRIPTS_OWN
 from speedo.actors.ray_node.session import users_environment
 from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.native_failures import capture_stderr, describe_exit
@@ -111,16 +112,18 @@ class ScriptActor:
             }
             # The kernel ends the script with the thread that started it, so that one lives as long as this actor.
             threading.Thread(target=self._run, args=(environment,), daemon=True).start()
-            self._link = self._accepted(listener)
-        threading.Thread(target=self._listen, daemon=True).start()
+            link = self._accepted(listener)
         run_dir = log.parent.parent  # on another machine there are only logs
         here = str(run_dir) if (run_dir / LOCK).is_file() else ""
-        self._tell(Start(settings.for_others(), place, settings.spec.in_rounds, here))
+        with suppress(OSError):  # its end is being sent
+            link.send(Start(settings.for_others(), place, settings.spec.in_rounds, here))
+        self._link = link
+        threading.Thread(target=self._listen, daemon=True).start()
         if self._final is not None:
             self._tell(RunOver(self._final))
         hello = self._hello.get()
         if hello is None:
-            raise EngineError(self._cause())
+            raise EngineError(f"{self._cause()}; see {log}")
         if not (near := is_near(settings.near)):  # turns may come before `serve`
             self._relay = ChannelRelay(self._private_folder(), self._answered)
         runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
@@ -141,7 +144,7 @@ class ScriptActor:
                 made, _ = listener.accept()
                 return Connection(made.detach())
         if self._status:
-            raise EngineError(self._cause())
+            raise EngineError(f"{self._cause()}; see {self._log}")
         raise EngineError(
             f"{self._job.path} ended without a call of speedo.join: a script trains inside `with speedo.join(...)`"
         )
@@ -210,7 +213,7 @@ class ScriptActor:
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
-        self._final, self._knows_end = version, not self._ended.is_set()
+        self._final, self._knows_end = version, not (self._ended.is_set() or self._problem)
         if self._link is not None:
             self._tell(RunOver(version))
         if self._relay is not None:
@@ -248,9 +251,9 @@ class ScriptActor:
         """Why the script ended, with its last words."""
         if not self._ended.wait(RAISED_S if self._problem else END_S):
             if self._problem:
-                return f"its script raised {self._problem}"
-            return "its script left the run, and continues outside of it"
-        text = f"its script {describe_exit(self._status)}"
+                return f"{SCRIPTS_OWN}raised {self._problem}"
+            return f"{SCRIPTS_OWN}left the run, and continues outside of it"
+        text = f"{SCRIPTS_OWN}{describe_exit(self._status)}"
         words = _last_line(self._log)
         if not self._status and not self._done:
             return f"{text} inside of `with speedo.join(...)`: leave that block first"

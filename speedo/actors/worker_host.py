@@ -36,6 +36,7 @@ ATTEND_S: Final = 1.0  # how often the master is asked for orders
 ANSWER_S: Final = 20.0
 SLOW_S: Final = 3.0  # a start that waits longer for the master says why
 SERVERS_S: Final = 0.1  # how often is looked for the servers of the center
+SCRIPTS_END: Final = "the training is over; waiting for the scripts to end; Ctrl-C ends them"
 AGAIN_S: Final = 1.0  # before a master that did not answer is asked for a place again
 
 
@@ -116,9 +117,12 @@ class WorkerHost:
                     # Only to be heard of: orders are followed once all have joined.
                     self._next_attend = now + ATTEND_S
                     self._master.attend.remote(self._name, ())
-                for one in ready or list(starting):  # one that takes too long says so
-                    if (answer := starting[one].answer(now)) is not None:
-                        self._join(starting.pop(one), answer)
+                with self._lock:
+                    if self._stopping.is_set():  # the run is over, and these have been ended
+                        return
+                    for one in ready or list(starting):  # one that takes too long says so
+                        if (answer := starting[one].answer(now)) is not None:
+                            self._join(starting.pop(one), answer)
         if starting and len(starting) == len(self._processes):
             raise KeyboardInterrupt
         self._watcher.start()
@@ -246,7 +250,7 @@ class WorkerHost:
                     if problem := ray.get(reference):
                         problems.append(f"worker {process.former}: {problem}; see {process.log}")
             if waiting and not told and time.monotonic() > began + SLOW_S:
-                self._note("the training is over; waiting for the scripts to end")
+                self._note(SCRIPTS_END)
                 told = True
         return problems
 

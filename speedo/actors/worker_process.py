@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from speedo.actors.death_causes import cause_in, memory_kills, silent_death, size_of
+from speedo.actors.death_causes import SCRIPTS_OWN, cause_in, memory_kills, silent_death, size_of
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.worker_actor import WorkerActor, WorkerReady, scratch_of
@@ -139,7 +139,7 @@ class WorkerProcess:
 
     def describe_end(self, reason: str) -> None:
         """Write into its log why it is ended by force, and what it does now: a process that hangs cannot."""
-        if self._process is None:
+        if self._process is None or reason.startswith(SCRIPTS_OWN):  # its words are in the log
             return
         pid = self._process.pid
         state = states_of([pid]).get(pid)

@@ -28,6 +28,7 @@ from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import MASTER, make_config
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS
+from speedo.run_dir.read_back import counted_for
 from speedo.sgd_modes.conditions import name_of_score
 from speedo.system.standard_streams import NOBODY_READS, unread
 from speedo.watch.scores import short_scores
@@ -160,9 +161,10 @@ def _print(result: RunResult, accuracy: str = "not tested", *, scores: bool = Tr
         complain(f"{_why_not_complete(result)}{_way_on(result)}")
     if result.warning:
         complain(f"warning: {result.warning}")
+    counted = counted_for(result.model)
     try:
         say(
-            f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} images/s, "
+            f"{accuracy} after {result.iteration} iterations, {result.images_per_s:,.0f} {counted}/s, "
             f"{result.seconds:.1f} s of training{_how_it_ended(result)}\n{result.model}"
         )
     except OSError as error:

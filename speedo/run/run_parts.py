@@ -8,7 +8,7 @@ from pathlib import Path
 
 from speedo.master.slots import Roster
 from speedo.run.config.run_config import RunConfig
-from speedo.run.script_job import NO_LIMIT
+from speedo.run.script_job import NO_LIMIT, ScriptJob
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint
 from speedo.run_dir.fence import Fence
@@ -70,6 +70,7 @@ def run_parts(
     # In `own` the hosts say how many records there are.
     board = StatusBoard(config.mode, max_iter, spec.batch, None if share == "own" else records)
     board.master_restarts = settings.master_restarts
+    board.counted = "samples" if isinstance(spec, ScriptJob) else "images"
     board.given_up.shards = roster.sharding.count
     held = (lambda: None) if master_fence is None else master_fence.require
     fence = Fence(run_dir, settings.epoch, time.monotonic, held)

@@ -32,6 +32,7 @@ from speedo.system.json_lines import values_of
 # Parts of a turn: what its worker measures, and what the master does.
 WORKER_PARTS: Final = ("fetch", "compute", "team", "publish")
 MASTER_PARTS: Final = ("receive", "merge")
+SCRIPT_ENDED: Final = "its script has ended"  # why a worker left: its part of the training is done
 DECISIONS: Final = frozenset(("discarded", "late", "refused"))
 
 

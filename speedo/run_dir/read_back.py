@@ -82,6 +82,11 @@ def text_of(line: Mapping[str, Any], name: str) -> str:
     return "" if value is None else clean_text(value)
 
 
+def counted_for(model: object) -> str:
+    """What the run counts that has led to this file: the samples of a script, or else images."""
+    return "samples" if str(model).endswith(".npz") else "images"
+
+
 def read_result(path: Path) -> dict[str, Any] | None:
     """The content of `result.json`; None if it is missing, or if a run would not write it so."""
     try:

@@ -26,7 +26,7 @@ from speedo.system.foreign_text import MOST_NAME, MOST_TEXT, clean_text
 from speedo.system.line_file import LineFile
 from speedo.system.standard_streams import unread
 from speedo.watch.scores import short_scores
-from speedo.watch.status import Status, WorkerStatus, where_in_words
+from speedo.watch.status import ENDED, Status, WorkerStatus, where_in_words
 
 LINE_S: Final = 5.0  # seconds between plain lines
 SAME_LINE_S: Final = 30.0  # seconds until a line is said again that has not changed
@@ -213,7 +213,9 @@ class ConsoleProgress:
                 what = "has joined" if before is None else "is back"
                 where = where_in_words(one.process, one.threads, one.cores, one.device)
                 what += f": {where}" if where else ""
-                self.note(f"worker {one.worker} on {one.host} {f'is {now}' if now else what}")
+                if now:
+                    what = "has done its part" if now == ENDED else f"is {now}"
+                self.note(f"worker {one.worker} on {one.host} {what}")
         self._away = away
 
     def _tell_notices(self, status: Status) -> None:
@@ -266,9 +268,10 @@ def plain_line(status: Status) -> str:
     """A state as one line of text."""
     training = sum(1 for worker in status.workers if not worker.is_away)
     epoch, loss = (None if math.isnan(x) else x for x in (status.epoch, status.loss))
+    rate = None if status.over else status.images_per_s
     parts = [
-        *progress_parts(status.iteration, status.max_iter, epoch, loss, status.images_per_s),
-        workers_in_words(training, status.wanted),
+        *progress_parts(status.iteration, status.max_iter, epoch, loss, rate, status.counted),
+        *([] if status.over else [workers_in_words(training, status.wanted)]),
         *scores_parts(status.metrics, status.tested_iteration),
     ]
     if status.testing:
@@ -285,14 +288,15 @@ def progress_parts(
     max_iter: int | None,
     epoch: float | None,
     loss: float | None,
-    images_per_s: float | None,
+    per_s: float | None,
+    counted: str,
 ) -> list[str]:
     """How far a run is and how it goes, in words; what is not known is left out."""
     return [
         f"iteration {iteration}{f'/{max_iter}' if max_iter else ''}",
         *([] if epoch is None else [f"epoch {epoch:.2f}"]),
         *([] if loss is None else [f"loss {loss:.4f}"]),
-        *([] if images_per_s is None else [f"{images_per_s:,.0f} images/s"]),
+        *([] if per_s is None else [f"{per_s:,.0f} {counted}/s"]),
     ]
 
 
@@ -312,7 +316,9 @@ def bare_table(*names: str) -> Table:
 
 def _panel(status: Status) -> Group:
     """The live view: a bar, a line, and a row per worker."""
-    workers = bare_table("worker", "host", "merged", "dropped", "loss", "images/s", "state")
+    workers = bare_table(
+        "worker", "host", "merged", "dropped", "loss", f"{status.counted}/s", "state"
+    )
     for worker in status.workers:
         workers.add_row(*_row(worker))
     bar = ProgressBar(total=max(status.max_iter, 1), completed=status.iteration, width=40)

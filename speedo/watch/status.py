@@ -34,6 +34,7 @@ from speedo.system.runs_at import RunsAt
 from speedo.watch.given_up import GIVEN_UP, GivenUp
 from speedo.watch.scores import why_unavailable
 
+ENDED: Final = "ended"  # the state of a worker whose script has left its run
 NOTICES = 20  # of the latest that a status carries
 STORE_BACK: Final = "the store is back: training continues"
 NO_WORKER_WAITS: Final = "no worker waits for the store any longer"
@@ -68,7 +69,7 @@ class WorkerStatus:
     @property
     def is_away(self) -> bool:
         """Whether it cannot be given turns now."""
-        return self.state.startswith(("gone", "restarting", "rebuilding"))
+        return self.state.startswith(("gone", "restarting", "rebuilding", ENDED))
 
 
 def where_in_words(process: int, threads: int, cores: str, device: str = "") -> str:
@@ -136,6 +137,7 @@ class Status:
     owed: tuple[OwedTurn, ...] = ()
     heard_s: float | None = None
     standby: str = ""
+    counted: str = "images"  # of a script "samples"
 
 
 @dataclass(slots=True)
@@ -191,6 +193,7 @@ class StatusBoard:
     testing: str = ""
     master_restarts: tuple[str, ...] = ()
     standby: str = ""
+    counted: str = "images"
     turns: int = 0
     results: int = 0
     given_up: GivenUp = field(default_factory=GivenUp)
@@ -280,7 +283,7 @@ class StatusBoard:
                     self.notice(f"warning: worker {event.worker}: {event.lost}")
             case Left() if not self.over:  # then they are let go
                 line = self._lines.setdefault(event.worker, _Line())
-                line.state, line.trouble = f"gone: {event.cause}", ""
+                line.state, line.trouble = ENDED if event.done else f"gone: {event.cause}", ""
                 line.runs_at = line.team = None
                 self._note_given_up(event.worker, line)
             case Pause() if not event.over and event.worker in self._lines:
@@ -353,7 +356,7 @@ class StatusBoard:
             line.merged += 1
             line.loss = part.loss
             # In most modes a result is merged after others, and its worker may have left meanwhile.
-            if not line.state.startswith("gone"):
+            if not line.state.startswith(("gone", ENDED)):
                 line.state = "waiting"
             line.recent.append((now, part.samples))
             while line.recent[0][0] < now - RECENT_S:
@@ -408,4 +411,5 @@ class StatusBoard:
             testing=self.testing,
             master_restarts=self.master_restarts,
             standby=self.standby,
+            counted=self.counted,
         )

@@ -16,7 +16,7 @@ from speedo.watch.first_failure import first_failure, kept_failure
 from speedo.watch.scores import short_scores
 
 COLUMNS: Final = (
-    "worker", "host", "process", "threads", "cores", "device", "merged", "dropped", "images/s", "state",
+    "worker", "host", "process", "threads", "cores", "device", "merged", "dropped", "rate", "state",
 )  # fmt: skip
 LEFT: Final = ("host", "cores", "device", "state")  # columns of text
 SERVER_COLUMNS: Final = ("server", "host", "MB", "state")
@@ -27,7 +27,7 @@ TOLD: Final = frozenset(
         "state", "mode", "iteration", "max_iter", "epoch", "version", "loss", "images_per_s", "seconds",
         "tested_iteration", "metrics", "dropped", "workers", "over", "wanted", "checkpoint_iteration",
         "checkpoint_problem", "store_trouble", "log_problem", "notices", "noticed", "servers", "owed",
-        "heard_s", "master_restarts",
+        "heard_s", "master_restarts", "counted",
     )
 )  # fmt: skip
 
@@ -56,7 +56,7 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
         + (_or_nothing(run["remaining_s"], "; about {} left", in_words) if not run["over"] else ""),
         f"  training   version {run['version']}"
         + _or_nothing(run["loss"], ", loss {:.4f}")
-        + f", {run['images_per_s'] or 0:,.0f} images/s",
+        + f", {run['images_per_s'] or 0:,.0f} {run.get('counted', 'images')}/s",
     ]
     if run["metrics"]:
         scores = ", ".join(
@@ -84,7 +84,7 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
     wanted = run["wanted"] or run["expected_workers"]
     count = f"{there} of {wanted}" if there <= wanted else f"{there}, {wanted} wanted"
     lines.append(f"  workers    {count}")
-    lines += [f"    {row}" for row in table(workers)]
+    lines += [f"    {row}" for row in table(workers, run.get("counted", "images"))]
     if there < len(workers) and (failure := first_failure(Path(run["run_dir"]))) is not None:
         lines += [f"  {line}" for line in failure.lines()]
     if servers := run.get("servers"):
@@ -93,12 +93,12 @@ def _lines_of(run: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def table(workers: list[Mapping[str, Any]]) -> list[str]:
+def table(workers: list[Mapping[str, Any]], counted: str = "images") -> list[str]:
     """A row per worker under a row of headings, aligned; nothing without workers."""
     if not workers:
         return []
     rows: list[tuple[str, ...]] = [
-        COLUMNS,
+        tuple(f"{counted}/s" if name == "rate" else name for name in COLUMNS),
         *(
             (
                 str(one["worker"]), one["host"], str(one["process"] or ""), str(one["threads"] or ""), one["cores"],

@@ -499,3 +499,23 @@ def test_a_master_is_replaced_unless_it_says_itself_why_it_failed(
         else:
             assert follow() == "the result"
             assert replaced == [error]
+
+
+def test_scripts_that_start_when_the_run_ends_are_let_go(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their node was refused: `wait() expected a list of ray.ObjectRef`."""
+    hosted = Hosted(monkeypatch, tmp_path)
+    for worker in (0, 1):
+        hosted.ray.faults[f"worker {worker}", "start", 1] = lambda: Reference(late=60)
+    hosted.host.begin(2)
+    wait = hosted.ray.wait
+
+    def ends(*asked: Any, **options: Any) -> Any:
+        monkeypatch.setattr(hosted.ray, "wait", wait)
+        assert hosted.host.let_scripts_end(3, (), lambda: None) == []
+        return wait(*asked, **options)
+
+    monkeypatch.setattr(hosted.ray, "wait", ends)
+    hosted.host.hand_over(())
+    assert hosted.joined == []

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from speedo.actors.ray_cluster import RayCluster
 from speedo.actors.script_actor import ScriptActor
+from speedo.exchange.channel import WorkerChannel
 from speedo.messages import SaveState, StateSaved
 
 
@@ -29,3 +35,21 @@ def test_a_script_that_does_not_save_its_state_costs_its_actor_no_thread(
     script.close()
     ended = StateSaved(0, 1, 11, problem="its script has ended")
     assert actor.save_state(SaveState(0, 1, 11)) == ended
+
+
+def test_a_worker_that_joins_a_run_that_is_over_gets_no_channel_that_stays_open(
+    tmp_path: Path,
+) -> None:
+    """Its script waited for a turn for ever."""
+    cluster, channels = RayCluster(lambda worker, incarnation: None, tmp_path), list[Any]()
+
+    def serve(folder: str, worker: int, incarnation: int) -> Any:
+        channels.append(WorkerChannel(folder, worker, incarnation))
+        return SimpleNamespace(future=Future)
+
+    handle = SimpleNamespace(serve=SimpleNamespace(remote=serve))
+    cluster.hang_up()
+    cluster.join(0, 1, handle, SimpleNamespace(near=True, model=None))  # type: ignore[arg-type]
+    with channels[0] as channel:
+        assert list(channel.commands()) == []
+    assert cluster.live() == []

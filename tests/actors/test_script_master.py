@@ -36,7 +36,7 @@ class Script:
 
     def __init__(self, master: Any, settings: RunSettings, place: Assignment, size: int) -> None:
         self.master, self.place, self.turns = master, place, 0
-        self.ended = threading.Event()
+        self.ended, self.final = threading.Event(), list[int]()
         self.engine = QuadraticEngine(size, batch=BATCH)
         store = run_store("", settings)
         self.worker = EngineWorker(
@@ -56,6 +56,12 @@ class Script:
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
         """Returns when the script has ended."""
         self.ended.wait()
+
+    def over(self, version: int) -> None:
+        self.final.append(version)
+
+    def finals(self) -> list[int]:
+        return self.final
 
     def save_state(self, command: SaveState) -> StateSaved:
         """It keeps nothing."""
@@ -138,6 +144,11 @@ def test_the_model_comes_from_worker_0_and_the_run_ends_with_the_scripts(
         assert result.iteration == 2 * TURNS
         # Who has ended may go on, and fetch what the run came to.
         assert [one.worker for one in ask(master.attend.remote("here", alive)).end] == [2]
+        # One that joins now waited for a turn for ever; it gets what the run came to.
+        late = ask(master.assign.remote("here", None, 5))
+        script = actor_class(Script, threads=2).remote(master, settings, late, 8)
+        ask(master.join.remote(late, script, ask(script.ready.remote())))
+        assert ask(script.finals.remote()) == [result.version]
         ask(master.farewell.remote("here"))
         ask(master.clean_store.remote())
         ray_here.kill(master)

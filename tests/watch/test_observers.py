@@ -7,10 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 from speedo import messages
 from speedo.errors import ConfigError
@@ -39,7 +42,7 @@ from speedo.sgd_modes.weed_out import WeedOut
 from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import Faults, World
 from speedo.system.runs_at import RunsAt
-from speedo.watch.console import plain_line
+from speedo.watch.console import ConsoleProgress, plain_line
 from speedo.watch.status import RECENT_S, StatusBoard
 
 
@@ -86,6 +89,25 @@ def test_a_worker_whose_last_result_is_merged_after_it_left_stays_gone(board: St
     board.saw(Left(1, 1, "fewer workers are wanted"), 1.0)
     board.did(Merge(1, 1, 20, 1.0, (part(0, 1), part(1, 1))), 2.0)
     assert [worker.is_away for worker in board.status(2.0).workers] == [False, True]
+
+
+def test_a_worker_whose_script_has_ended_is_away_without_an_alarm() -> None:
+    board = StatusBoard("async", max_iter=100, batch=10, counted="samples")
+    board.saw(Joined(0, 1, 10), 0.0)
+    board.did(train(0, 1), 0.0)
+    board.saw(Left(0, 1, "its script has ended", done=True), 1.0)
+    board.did(Merge(1, 1, 10, 1.0, (part(0, 1),)), 2.0)
+    status = board.status(2.0)
+    assert [(one.state, one.is_away) for one in status.workers] == [("ended", True)]
+    assert plain_line(status) == "iteration 1/100, loss 0.5000, 5 samples/s, 0 workers"
+    assert plain_line(replace(status, over=True, state="finished")) == (
+        "iteration 1/100, loss 0.5000, finished"
+    )
+    noted = Mock()
+    progress = ConsoleProgress(Console(file=StringIO()))
+    progress.note = noted  # type: ignore[method-assign]
+    progress.show(status)
+    assert noted.call_args_list[0].args == ("worker 0 on  has done its part",)
 
 
 def test_a_worker_waits_trains_and_is_gone(board: StatusBoard) -> None:

@@ -7,6 +7,7 @@ need no ways of their own.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,7 @@ from speedo.actors.fleet.keeper import News, NodeKeeper
 from speedo.actors.fleet.seats import NODE_LABEL, Seat, Seats, offered_hosts
 from speedo.actors.ray_errors import NO_NODE, is_gone, meaning_of, raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
+from speedo.actors.worker_host import SCRIPTS_END, SLOW_S
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ClusterError, Meaning, SpeedoError
 from speedo.run.config.resources import parse_resources
@@ -161,9 +163,12 @@ class Fleet:
         with self._lock:
             keepers = [one for one in self._keepers.values() if one.seats is not None]
         asked = {keeper.handle.let_scripts_end.remote(version): keeper for keeper in keepers}
-        before, problems = len(stopped), list[str]()
+        before, problems, slow = len(stopped), list[str](), time.monotonic() + SLOW_S
         while asked and len(stopped) == before:
             done, _ = ray.wait(list(asked), timeout=LOOK_S)
+            if not done and time.monotonic() > slow:
+                self._note(SCRIPTS_END)
+                slow = math.inf
             for one in done:
                 keeper = asked.pop(one)
                 with suppress(RayError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from caffenets.files import written_whole
 from speedo.exchange.packed import ArrayKind
 
 
@@ -29,3 +31,9 @@ def _make(description: list[Any], data: bytearray) -> Tensor:
 
 
 TENSORS: Final = {"tensor": ArrayKind(Tensor, _describe, _make)}
+
+
+def save_object(path: Path, thing: Any) -> None:
+    """Write a file of `torch.save`, whole or not at all. Raises `OSError`, and what `torch.save` raises."""
+    with written_whole(path) as file:
+        torch.save(thing, file)

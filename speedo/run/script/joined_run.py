@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from speedo.errors import ConfigError, ScriptMistake
-from speedo.exchange.npz import write_arrays
+from speedo.exchange.npz import write_arrays, write_named
 from speedo.run.script.alone import OwnBook
 from speedo.run.script.collectives import Collectives
 from speedo.run.script.events import ScriptEvents
@@ -43,6 +44,7 @@ MANY: Final = 100  # batches in an epoch without a step: gradients may be added 
 GOES_ON_S: Final = 10.0  # a loop that does not ask whether the run is over
 _NO_MORE: Final = object()
 _now: JoinedRun | None = None
+_joined = False  # this process has been in a run
 
 
 def join(
@@ -70,8 +72,7 @@ def join(
     the run, which exports its model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
     """
     events = ScriptEvents(Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint))
-    if _now is not None:
-        raise ConfigError("speedo.join is called inside another: a script has one run at a time")
+    _require_no_other()
     check_exchange(exchange, has_optimizer=not isinstance(model, Mapping))
     if isinstance(model, Mapping):
         if optimizer is not None or scheduler is not None:
@@ -104,6 +105,14 @@ def _listed(things: Any) -> list[Any]:
     if isinstance(things, list | tuple):
         return list(things)
     return [] if things is None else [things]
+
+
+def _require_no_other() -> None:
+    if _now is not None or (_joined and not hasattr(sys, "ps1")):  # a notebook may join again
+        raise ScriptMistake(
+            f"speedo.join is called {'inside another' if _now else 'once more'}: a script joins one run; train in one "
+            "`with speedo.join(...)`, or start the script for each training, as in `speedo run train.py 0.1`"
+        )
 
 
 def current() -> JoinedRun:
@@ -162,6 +171,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     def should_stop(self) -> bool:
         """Whether the run is over."""
         return self._turns is not None and self._turns.over
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0, which writes what is written once; a script by itself is it, too."""
+        return self.rank == 0
 
     @property
     def iteration(self) -> int:
@@ -331,12 +345,29 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         print(f"test at iteration {self.iteration}: {in_words(metrics)}", flush=True)
         return metrics
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the present weights to an .npz file, an array for each name; worker 0 alone does."""
-        if self.rank == 0:
+    def print(self, *values: object, **options: Any) -> None:
+        """As Python's `print`, in worker 0 alone, at once."""
+        if self.is_first:
+            print(*values, **{"flush": True, **options})
+
+    def save(self, path: str | os.PathLike[str], thing: Any = None) -> None:
+        """Write a file in worker 0 alone, whole or not at all: the present weights as .npz, an array for each name.
+
+        Of another `thing` a path in .npz gets a mapping of names to arrays or tensors, any other path what `torch.save`
+        writes. Raises `ConfigError` for what no .npz file holds, `OSError`.
+        """
+        if not self.is_first:
+            return
+        if thing is None:
             vector = self._weights.layout.zeros()
             self._weights.read_weights(vector)
             write_arrays(Path(path), self._weights.layout, vector)
+        elif Path(path).suffix == ".npz":
+            write_named(Path(path), thing)
+        else:
+            from speedo.engines.pytorch.packed_tensors import save_object
+
+            save_object(Path(path), thing)
 
     def keep(self, name: str, thing: Any) -> None:
         """Keep an object in checkpoints, by its `state_dict()`; of a run that is resumed its state is given back now.
@@ -378,17 +409,14 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     # ------------------------------------------------------------ the context
 
     def __enter__(self) -> Self:
-        global _now
-        if _now is not None:
-            raise ConfigError(
-                "speedo.join is called inside another: a script has one run at a time"
-            )
+        global _now, _joined
+        _require_no_other()
         keep_freed_memory()
         if folder := os.environ.get(VARIABLE):
             self._enter_run(folder)
         if self._stepped is not None:
             self._hooks.append(self._stepped.on_step(self._step))
-        _now = self
+        _now, _joined = self, True
         return self
 
     def _enter_run(self, folder: str) -> None:
@@ -399,8 +427,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         except OSError:
             made.close()
             raise ConfigError(
-                "speedo.join is called once more: this script's part of the run is over; train in one "
-                "`with speedo.join(...)`"
+                "speedo.join is called in two processes of one script: join in one of them"
             ) from None
         link = Connection(made.detach())
         start: Start = link.recv()
@@ -441,7 +468,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         try:
             if is_well:
                 self._check_steps()
-                if self._turns.worker is None and not self._shares:
+                if self._turns.worker is None and not self._shares and not self.should_stop:
                     raise ConfigError(
                         "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() "
                         "or steps of the optimizer"

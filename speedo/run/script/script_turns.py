@@ -317,6 +317,8 @@ class ScriptTurns:
         self, number: int, measure: Measure, data: Any, batch: int | None
     ) -> dict[str, float] | None:
         """Make the test of this number with the center, or take part in it; see `JoinedRun.test`."""
+        if self.over:
+            return None
         if self.worker is None:
             raise ConfigError("run.test is called before the first run.share or run.step")
         part = None
@@ -324,7 +326,7 @@ class ScriptTurns:
             part = SharedTest(self.source, data, batch, self._start.settings.workers)
         records = 0 if part is None else part.records
         turn = self.source.test_turn(number, records)
-        if self.over or not turn.takes_part:
+        if not turn.takes_part:
             return None
         with self.paused(tests=turn.begins) as say_again:
             version = self.source.version_to_test(number)

@@ -115,6 +115,8 @@ class TurnSource:
         return answer.broken
 
     def _ask(self, question: FromScript) -> ToScript:
+        if self._final is not None:  # what comes next may be the answer to another question
+            raise EOFError
         self._link.send(question)
         answer: ToScript = self._link.recv()
         if isinstance(answer, Failed):

@@ -14,6 +14,7 @@ from typing import Final
 from caffenets.files import open_to_read
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import (
+    SCRIPT_ENDED,
     EventReader,
     ModelTested,
     ResultDropped,
@@ -122,8 +123,9 @@ class LogHistory:
                 worker.host = event.host or worker.host
             case WorkerLeft():
                 worker = self._worker(event.worker)
-                worker.there, worker.died, worker.cause = False, now, event.cause
-                worker.deaths += 1
+                worker.there = False
+                if event.cause != SCRIPT_ENDED:
+                    worker.died, worker.cause, worker.deaths = now, event.cause, worker.deaths + 1
             case RunResumed():
                 self._resume(event)
             case RunFinished():

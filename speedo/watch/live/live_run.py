@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from speedo.errors import ClusterError
 from speedo.run_dir.directory import RESULT
-from speedo.run_dir.read_back import read_result
+from speedo.run_dir.read_back import counted_for, read_result
 from speedo.system.foreign_text import clean_values
 from speedo.system.json_lines import plain
 from speedo.watch.control_socket import RunGone, RunSocket, running
@@ -175,6 +175,7 @@ class LiveRun:
             "version": there.get("version") or log.version,
             "loss": _last_value(log.loss) if there.get("loss") is None else there["loss"],
             "images_per_s": there.get("images_per_s") if status else None,
+            "counted": there.get("counted") or counted_for(result.get("model")),
             "seconds": log.time,
             "metrics": log.metrics or there.get("metrics") or {},
             "tested_iteration": log.tested_iteration,

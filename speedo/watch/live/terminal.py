@@ -90,7 +90,7 @@ def one_line(now: dict[str, Any]) -> str:
 
 
 def _parts(now: dict[str, Any]) -> list[str]:
-    names = ("iteration", "max_iter", "epoch", "loss", "images_per_s")
+    names = ("iteration", "max_iter", "epoch", "loss", "images_per_s", "counted")
     return progress_parts(*(now[name] for name in names))
 
 
@@ -129,7 +129,7 @@ def view(live: LiveRun, width: int) -> RenderableType:
         progress,
         shown("   ".join(figures)),
         Columns(panels),
-        _workers(now["workers"]),
+        _workers(now["workers"], now["counted"]),
         *([_servers(now["servers"])] if now["servers"] else []),
         *(shown(one, "dim") for one in now["notices"][-3:]),
     )
@@ -188,9 +188,9 @@ def _between(before: tuple[int, int] | None, now: tuple[int, int]) -> Iterable[t
     ]
 
 
-def _workers(workers: list[dict[str, Any]]) -> Table:
+def _workers(workers: list[dict[str, Any]], counted: str) -> Table:
     table = bare_table(
-        "worker", "host", "team", "merged", "dropped", "loss", "images/s", "stale", "state", "last death"
+        "worker", "host", "team", "merged", "dropped", "loss", f"{counted}/s", "stale", "state", "last death"
     )  # fmt: skip
     for one in workers:
         death = ""

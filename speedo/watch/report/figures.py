@@ -141,7 +141,13 @@ class Figures:
 
     @property
     def unit(self) -> str:
-        return "epochs" if self.records else "thousand images"
+        return "epochs" if self.records else f"thousand {self.counted}"
+
+    @property
+    def counted(self) -> str:
+        """What runs of scripts count, and what others do."""
+        own = any(run.options.get("own") for one in self.series for run in one.runs)
+        return "samples" if own else "images"
 
     @property
     def compares(self) -> bool:

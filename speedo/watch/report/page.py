@@ -97,7 +97,7 @@ def _cell(interval: SeedRange | None, form: str, *notes: str, strong: bool = Fal
 def _columns(figures: Figures) -> list[str]:
     shown = _shown(figures)
     names = {
-        "epochs": f"{figures.unit} to the loss", "epoch_factor": "epoch factor", "rate": "images/s",
+        "epochs": f"{figures.unit} to the loss", "epoch_factor": "epoch factor", "rate": f"{figures.counted}/s",
         "throughput_factor": "throughput factor", "speedup": "speed-up to equal loss",
         "published": "original's speed-up, CIFAR-10", "seconds": "seconds to the loss", "score": figures.score,
         "refused": "not merged",

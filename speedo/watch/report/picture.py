@@ -84,7 +84,7 @@ def draw(figures: Figures, title: str, file: IO[bytes], form: str) -> None:
                         figures.unit,
                         0.1,
                     ),
-                    (panels.rates(panel), "images/s", "seconds of training", 0.0),
+                    (panels.rates(panel), f"{figures.counted}/s", "seconds of training", 0.0),
                 )
             ):
                 axis = figure.add_subplot(grid[row + 1, column])

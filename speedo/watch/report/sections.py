@@ -165,8 +165,9 @@ def _rates(figures: Figures, panels: Panels) -> Section:
                 Bar(one.label, colour, rate.mean, f"{rate.mean:,.0f}",
                     rate.least if several else None, rate.most if several else None)
             )  # fmt: skip
-    made = [charts.bar_chart("rates", "Images per second", bars)] if bars else []
-    return Section("throughput", "Throughput", "Merged images per second of training.", made)
+    title = f"{figures.counted} per second"
+    made = [charts.bar_chart("rates", title.capitalize(), bars)] if bars else []
+    return Section("throughput", "Throughput", f"Merged {title} of training.", made)
 
 
 def _turns(figures: Figures) -> Section:

@@ -99,8 +99,8 @@ def _row(one: Series) -> dict[str, Any]:
 def as_text(figures: Figures) -> str:
     """The table for a terminal; a predicted figure has a `p` behind it, one that is not known is a hyphen."""
     heading = (
-        "run", f"{figures.unit} to loss", "epoch factor", "images/s", "x throughput", "speed-up", "published",
-        figures.score,
+        "run", f"{figures.unit} to loss", "epoch factor", f"{figures.counted}/s", "x throughput", "speed-up",
+        "published", figures.score,
     )  # fmt: skip
     lines = [heading]
     for one in figures.series:

@@ -17,7 +17,7 @@ def figures_text(figures: Figures) -> str:
     if figures.targets and figures.compares:
         text = (
             f"Epoch factor: {figures.unit} of {name} over those of the run, to the same loss. Throughput "
-            f"factor: images/s of the run over those of {name}. The speed-up to equal loss is their product. "
+            f"factor: {figures.counted}/s of the run over those of {name}. Speed-up to equal loss: their product. "
         )
     if any(len(one.runs) > 1 for one in figures.series):
         text += "Figures are means over seeds; below them stand the least and the most. "
@@ -43,7 +43,7 @@ def warnings(figures: Figures) -> list[str]:
                 )
     if figures.records is None:
         found.append(
-            "The number of training records is not known, so runs are drawn against images; give "
+            f"The number of training records is not known, so runs are drawn against {figures.counted}; give "
             "--records to see epochs."
         )
     return found
@@ -63,14 +63,14 @@ def facts(figures: Figures) -> list[tuple[str, str]]:
         )
         found.append(("target", text))
     if figures.records:
-        text = f"{figures.records:,} merged images. Results that were not merged do not count."
+        text = f"{figures.records:,} merged {figures.counted}. Results that were not merged do not count."
         found.append(("epoch", text))
     text = "Of training, from the moment when the last of the first workers had joined."
     if figures.reference.mode == SEQUENTIAL:
         text += " The tests of a run are made during its training; those of sequential Caffe are not counted."
     found.append(("seconds", text))
-    text = "Merged images over time, without the first tenth of a run and without pauses before a resume."
-    found.append(("images/s", text))
+    text = f"Merged {figures.counted} over time, without the first tenth of a run and pauses before a resume."
+    found.append((f"{figures.counted}/s", text))
     if has_published(figures):
         found.append(("the original's table", _published()))
     return found
@@ -79,11 +79,11 @@ def facts(figures: Figures) -> list[tuple[str, str]]:
 def _loss(figures: Figures) -> str:
     if figures.measure == "test":
         return "The loss of the test net at each test, and between two tests the line through both."
-    images = f"{figures.window:,.0f} images"
+    last = f"{figures.window:,.0f} {figures.counted}"
     if figures.records:
-        images += f" ({figures.window / figures.records:.2g} epochs)"
+        last += f" ({figures.window / figures.records:.2g} epochs)"
     return (
-        f"The training loss: the mean over the last {images}, so that the noise of single batches is gone; "
+        f"The training loss: the mean over the last {last}, so that the noise of single batches is gone; "
         "before that, over all. It is the loss that workers see at their own weights, which in easgd "
         "are not the center's."
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import speedo
-from speedo.errors import ConfigError
+from speedo.errors import ConfigError, ScriptMistake
 
 
 def test_each_epoch_has_every_record_once() -> None:
@@ -112,15 +112,22 @@ def test_code_deep_in_a_script_finds_the_run() -> None:
         speedo.current()
     with speedo.join({"w": np.zeros(1, np.float32)}) as run:
         assert speedo.current() is run
-        with pytest.raises(ConfigError, match=r"speedo\.join is called inside another"):
+        with pytest.raises(ScriptMistake, match=r"speedo\.join is called inside another"):
             speedo.join({"w": np.zeros(1, np.float32)})
     with pytest.raises(ConfigError, match="no run is joined here"):
         speedo.current()
 
 
-def test_a_script_that_raises_leaves_no_run_behind() -> None:
+def test_a_script_joins_one_run_and_a_notebook_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run, where the second was refused, and a script by itself went on."""
+    early = speedo.join({"w": np.zeros(1, np.float32)})
     with pytest.raises(KeyError), speedo.join({"w": np.zeros(1, np.float32)}):
         raise KeyError
+    with pytest.raises(ScriptMistake, match=r"is called once more: a script joins one run; train"):
+        speedo.join({"w": np.zeros(1, np.float32)})
+    with pytest.raises(ScriptMistake, match="is called once more"), early:
+        pass
+    monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
     with speedo.join({"w": np.zeros(1, np.float32)}) as run:
         assert run.rank == 0
 
@@ -151,13 +158,40 @@ def test_what_has_no_numbered_records_cannot_be_shared() -> None:
             list(run.epochs(0))
 
 
-def test_the_weights_are_saved_by_their_names(tmp_path: Path) -> None:
+@pytest.mark.torch
+def test_the_first_worker_writes_weights_arrays_and_objects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
     with speedo.join({"w": w, "b": np.ones(3, np.float32)}) as run:
         run.save(tmp_path / "weights.npz")
+        run.save(
+            tmp_path / "arrays.npz", {"file": w, "t": torch.ones(2, requires_grad=True), "n": 3}
+        )
+        run.save(str(tmp_path / "state.pt"), {"epoch": 2, "t": torch.ones(2)})
+        for wrong in ([1.0], {"w": object()}, {"w": torch.ones(2, dtype=torch.bfloat16)}):
+            with pytest.raises(ConfigError, match=r"arrays.npz cannot hold what it was given \("):
+                run.save(tmp_path / "arrays.npz", wrong)
+        run.print("loss", 0.5, sep="=")
+        run.rank = 1
+        assert not run.is_first
+        run.print("not shown")
+        run.save(tmp_path / "other.npz")
+    assert capsys.readouterr().out == "loss=0.5\n"
     saved = np.load(tmp_path / "weights.npz")
     assert saved["w"].tolist() == w.tolist()
     assert saved["b"].tolist() == [1.0, 1.0, 1.0]
+    saved = np.load(tmp_path / "arrays.npz")  # what could not be written has changed nothing
+    assert (saved["file"].tolist(), saved["t"].tolist(), saved["n"]) == (w.tolist(), [1.0, 1.0], 3)
+    state = torch.load(tmp_path / "state.pt")
+    assert (state["epoch"], state["t"].tolist()) == (2, [1.0, 1.0])
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "arrays.npz",
+        "state.pt",
+        "weights.npz",
+    ]
 
 
 def test_collectives_of_one_worker_are_its_own() -> None:

@@ -67,6 +67,11 @@ def test_every_mode_trains_each_record_once_and_the_model_is_everybodys(
         assert f"fitted {rank} {model.round(3).tolist()}" in text
     assert "fitted 0" in errors  # worker 0 is shown
     assert "fitted 1" not in errors
+    for rank in (0, 1):  # an end as it should be is no alarm
+        assert f"worker {rank} on here has done its part" in errors
+    assert "is gone" not in errors
+    assert "samples/s" in out
+    assert "images" not in out + errors
     assert json.loads((tmp_path / "run" / "result.json").read_text())["samples"] == 3 * RECORDS
     assert speedo.left() == []
 
@@ -130,6 +135,9 @@ def test_a_script_that_cannot_train_ends_the_run_with_the_cause(
     assert status == ends_with
     assert said in errors
     assert any(said in line for line in errors.splitlines() if line.startswith("speedo: "))
+    raised = fault in ("early", "no-length", "foreign", "raises", "never-steps")
+    assert errors.count("Traceback (most recent call last)") == raised  # of worker 0
+    assert "most recent call first" not in errors  # the threads of its actor
     assert speedo.left() == []
 
 
@@ -182,6 +190,8 @@ with speedo.join({"w": w}) as run:
         w += 1
         run.step()
         time.sleep(0.01)
+run.print("said once")
+run.save("once.npz", {"rank": run.rank})
 print("goes on after the block", hash("a set has one order"), flush=True)
 """
 
@@ -211,8 +221,10 @@ def test_a_loop_that_does_not_ask_whether_the_run_is_over_ends(
     status, _, errors = run(speedo, *words)
     assert status == 0, errors
     logs = [(tmp_path / "run" / "logs" / f"worker-{one}.log").read_text() for one in (0, 1)]
-    (before, after), (_, other) = (one.rsplit("\ngoes on after the block ", 1) for one in logs)
-    assert before.endswith("a loop that asks run.should_stop ends by itself")
+    (before, after), (others, other) = (one.rsplit("\ngoes on after the block ", 1) for one in logs)
+    assert before.endswith("a loop that asks run.should_stop ends by itself\nsaid once")
+    assert "said once" not in others
+    assert np.load(tmp_path / "once.npz")["rank"] == 0
     assert after == other  # Python's hashes
 
 

@@ -14,6 +14,7 @@ from speedo.errors import ClusterError
 from speedo.master.plan import Plan
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS, write_result
+from speedo.run_dir.events import WorkerLeft
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
@@ -236,6 +237,21 @@ def test_a_run_that_has_ended_is_shown_as_it_was(tmp_path: Path, runtime: Path) 
     assert now["iteration"] == now["max_iter"] >= 200
     assert {one["state"] for one in now["workers"]} == {"ended"}
     assert set(live.curves()) >= {"loss", "images/s"}
+
+
+def test_the_end_of_a_script_is_no_death_and_its_run_counts_samples(
+    tmp_path: Path, runtime: Path
+) -> None:
+    history = LogHistory()
+    for worker, cause in enumerate(("its script has ended", "killed")):
+        history.take(WorkerLeft(worker, cause, 1.0))
+    assert [(one.deaths, one.cause) for one in history.workers.values()] == [(0, ""), (1, "killed")]
+    write_result(
+        tmp_path, {"iteration": 2, "reason": "every script has ended", "model": "model.npz"}
+    )
+    live = LiveRun(tmp_path)
+    live.look()
+    assert live.now()["counted"] == "samples"
 
 
 def test_a_run_without_a_log_yet_is_not_begun(tmp_path: Path, runtime: Path) -> None:

@@ -20,6 +20,8 @@ from speedo.watch.report.equal_loss import (
 )
 from speedo.watch.report.figures import SEQUENTIAL, Forecast, figures_of
 from speedo.watch.report.run_history import RunHistory, TestPoint
+from speedo.watch.report.tables import as_text
+from speedo.watch.report.words import facts, warnings
 
 
 def run(
@@ -74,6 +76,21 @@ def test_the_window_is_an_epoch_or_a_quarter_of_a_short_run() -> None:
     assert window_of(1000, 100) == 100
     assert window_of(200, 100) == 50
     assert window_of(200, None) == 50
+
+
+def test_runs_of_scripts_count_samples() -> None:
+    one = run("sync", 1, [2.0, 1.0])
+    assert (
+        figures_of([one], records=None).unit,
+        as_text(figures_of([one], records=None)).count("images/s"),
+    ) == (
+        "thousand images",
+        1,
+    )
+    one.options = {"own": True}
+    figures = figures_of([one], records=None)
+    assert figures.unit == "thousand samples"
+    assert "images" not in as_text(figures) + repr(facts(figures) + warnings(figures))
 
 
 def test_seconds_begin_when_training_does() -> None:

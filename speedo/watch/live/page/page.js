@@ -104,6 +104,7 @@ function show() {
 }
 
 const percent = () => (now.max_iter ? `${Math.floor((100 * now.iteration) / now.max_iter)} % ` : "");
+const rate = () => (now.counted === "samples" ? "Samples/s" : "Images/s");
 const kind = () => ({ training: "good", finished: "over", "no master": "bad", "no answer": "bad" })[now.state] || "wait";
 
 function tiles() {
@@ -113,6 +114,7 @@ function tiles() {
   set("score-name", name ? `Test ${name}` : "Test accuracy");
   set("score", name ? `${short(now.metrics[name])}` : "–", name ? `at ${now.tested_iteration.toLocaleString("en")}` : "");
   set("speed", short(now.images_per_s));
+  for (const one of document.querySelectorAll(".rate")) one.textContent = rate();
   const there = now.workers.filter((one) => !one.away).length;
   if (now.live) set("count", String(there), there === now.wanted ? "" : `of ${now.wanted}`);
   else set("count", String(now.workers.length), now.workers.length ? "took part" : "");
@@ -133,7 +135,7 @@ function workers() {
     const team = one.team === null ? "" : `of worker ${one.team}`;
     const cells = [
       ["Worker", one.worker], ["Host", one.host], ["State", state(one)], ["Team", team],
-      ["Images/s", one.images_per_s === null ? "" : short(one.images_per_s)], ["Loss", one.loss === null ? "" : short(one.loss)],
+      [rate(), one.images_per_s === null ? "" : short(one.images_per_s)], ["Loss", one.loss === null ? "" : short(one.loss)],
       ["Staleness", one.staleness === null ? "" : trimmed(one.staleness)],
       ["Merged", one.merged.toLocaleString("en")], ["Dropped", one.dropped.toLocaleString("en")], ["Last death", death],
     ];
@@ -181,7 +183,7 @@ function draw() {
   const score = series(others, 2);
   curves(byId("loss-chart"), loss, { form });
   curves(byId("test-chart"), score, { form, nothing: "no test yet" });
-  const speed = [{ name: "images/s", colour: "c0", points: points("images/s", 1), undotted: true }];
+  const speed = [{ name: `${now.counted}/s`, colour: "c0", points: points("images/s", 1), undotted: true }];
   curves(byId("speed-chart"), speed, { form: (at) => (at === 0 ? "0" : duration(at)), from0: true });
   const last = now.staleness.length - 1;
   bars(byId("stale-chart"), now.staleness, { name: (one) => (one === 16 && one === last ? "16+" : String(one)) });
