@@ -23,6 +23,7 @@ from speedo.run.settings import RunSettings
 
 MISTAKE: Final = "a mistake in the script"  # that each worker would make again: it stops the run
 VARIABLE: Final = "SPEEDO_WORKER"  # the worker's folder
+PLACE: Final = "SPEEDO_PLACE"  # "rank/size", for what needs them before it joins
 SOCKET: Final = "script"
 
 
