@@ -1,29 +1,32 @@
-"""A script's worker as a member of a team: gradients are averaged before each step of the optimizer.
+"""A script's worker as a member of a team: gradients are averaged when each backward pass ends.
 
-All members hold the same weights and the same state of the optimizer. For a step each writes its gradient into memory
-that the members of its host share; they meet; each averages one part of the vector, weighted by the records of the
-gradients; they meet again, and each steps with the mean. So the weights of all are bit-identical, and those of one
-process with the whole batch. Only the leader publishes.
+All members hold the same weights and the same state of the optimizers. After a backward pass each writes its gradient
+into memory that the members of its host share; they meet; each averages one part of the vector, weighted by the records
+of the gradients; they meet again, and each has the mean. So each clips and steps with the same gradient, and the
+weights of all are bit-identical, and those of one process with the whole batch. Only the leader publishes.
 
 A team over several hosts does this in each of them. The first member of each host fetches the center for it, and
 exchanges with those of the other hosts (`speedo.exchange.host_exchange`): the members' reasons, then the hosts' means.
 
-A member comes to a meeting for a reason: for a step, or because it has nothing to train. If none comes for a step, the
-leader deals new records to members without records. Otherwise a member without records takes part with weight 0.
+A member comes to a meeting for a reason: with a gradient, for a step, or because it has nothing to train. If none comes
+with a gradient or for a step, the leader deals new records to members without records. Otherwise a member without
+records takes part with weight 0, and makes the others' step with the gradient that they have then, which is clipped.
+If all came with a gradient, each makes its step without another meeting.
 """
 
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from speedo.errors import NOT_FINITE, NotFiniteError, TeamBrokenError
+from speedo.errors import NOT_FINITE, NotFiniteError, ScriptMistake, TeamBrokenError
 from speedo.exchange.lease import Dealt, Lease, NoLease
-from speedo.exchange.vector import Vector
+from speedo.exchange.vector import Vector, as_bytes, checksum
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
 from speedo.system.failpoints import reached
@@ -38,6 +41,10 @@ from speedo.worker.team_space import (
     EPOCH,
     LENGTH,
     MADE,
+    OPTIMIZER,
+    OWN,
+    RATES,
+    SAME,
     SAMPLES,
     SHORT,
     TeamSpace,
@@ -47,6 +54,7 @@ from speedo.worker.team_state import hand_over, spread
 # A turn ends after this many times the seconds that it should take, and so many seconds more.
 LONG: Final = 2.0
 LONG_S: Final = 1.0
+MOST_SAME: Final = 5  # means of bit-identical gradients before it is said
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
 
@@ -54,17 +62,26 @@ Row = Lease | None
 class Comes(enum.IntEnum):
     """What a member comes to a meeting for."""
 
-    STEP = 1
-    IDLE = 2  # the others train the last records of an epoch
-    ASK = 3  # it has no records left
-    LEAVE = 4  # it will pause: the turn ends with this step
+    GRADIENT = 1  # a backward pass has ended
+    STEP = 2
+    IDLE = 3  # the others train the last records of an epoch
+    ASK = 4  # it has no records left
+    LEAVE = 5  # it will pause: the turn ends with the next step
 
 
-class Optimizer(Protocol):
-    """The optimizer of a member's script, and its model's gradients; vectors are of the layout of the weights."""
+class Follows(enum.IntEnum):
+    """What a meeting came to."""
+
+    NOTHING = 0
+    MEAN = 1  # the gradients are the mean of all
+    STEP = 2  # of the optimizer `DrivenTeam.steps_of`
+
+
+class Optimizers(Protocol):
+    """The optimizers of a member's script, and its models' gradients; vectors are of the layout of the weights."""
 
     blobs: int  # parameters and buffers of the layout
-    made: int  # steps
+    made: int  # steps of all optimizers
 
     def take_gradients(self, out: Vector, present: npt.NDArray[np.uint8]) -> None:
         """Copy gradients and moving averages into `out`; `present` says which parameters have a gradient."""
@@ -74,11 +91,29 @@ class Optimizer(Protocol):
         """The reverse."""
         ...
 
+    def is_finite(self) -> bool:
+        """Whether the gradients are."""
+        ...
+
+    def differs(self, weights: Vector) -> bool:
+        """Whether the weights are others than these, by more than rounding."""
+        ...
+
     def state(self) -> bytes:
-        """Its state, for another member's `load_state`."""
+        """Their state, for another member's `load_state`."""
         ...
 
     def load_state(self, state: bytes) -> None: ...
+
+    def rates_key(self) -> int:
+        """A checksum of what `rates` has, without its tensors."""
+        ...
+
+    def rates(self) -> bytes:
+        """Learning rates and the like, and the state of schedulers, for another member's `load_rates`."""
+        ...
+
+    def load_rates(self, state: bytes) -> None: ...
 
 
 class DrivenTeam:
@@ -88,9 +123,9 @@ class DrivenTeam:
         self,
         worker: ScriptWorker,
         membership: Membership,
-        optimizer: Optimizer,
+        optimizers: Optimizers,
     ) -> None:
-        self._worker, self._membership, self._optimizer = worker, membership, optimizer
+        self._worker, self._membership, self._optimizers = worker, membership, optimizers
         self._seat: Seat | None = None
         self._space: TeamSpace | None = None
         self._times = 0  # that all came
@@ -98,8 +133,15 @@ class DrivenTeam:
         self._deals = 0  # that this one got in this team
         self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
-        # The turn ends with the step of the last meeting, because a member will pause, or is to leave.
+        # The turn ends with the next step, because a member will pause, or is to leave.
         self.ends = False
+        self.is_complete = True  # all came to the last mean with a gradient
+        self.steps_of = 0  # the optimizer of the step that others make
+        self.is_own = False  # the last step was that of this member's script
+        self._fresh: tuple[int, ...] = ()  # who came to the last mean with a gradient
+        self._bad: tuple[int, ...] = ()  # whose was not finite
+        self._has_differed = False  # own weights from the leader's
+        self._same = 0  # means in a row of gradients that are bit-identical
 
     @property
     def team(self) -> Team | None:
@@ -114,7 +156,7 @@ class DrivenTeam:
 
     def begin(self, command: Train) -> None:
         """Begin a turn of the team, from the same weights and state. Raises `TeamBrokenError`, as the other calls."""
-        self.ends = False
+        self.ends, self.is_complete, self._bad = False, True, ()
         self._worker.begin(command, self._load)
 
     def part(self, why: str) -> None:
@@ -140,6 +182,14 @@ class DrivenTeam:
         if self._membership.is_first:
             worker.exchange.fetch_center(command.version, space.mean)
         self._membership.meet("the center is there")
+        if not (is_new or self._has_differed) and self._optimizers.differs(space.mean):
+            self._has_differed = True
+            print(
+                f"speedo: the weights of worker {self._worker.worker} became others than those of worker "
+                f"{team.leader}, and are replaced by those: between the backward pass and the step all workers do the "
+                "same to the gradients (random numbers there have one seed)",
+                file=sys.stderr,
+            )
         worker.begin_from(command, space.mean)
         if is_new:
             self._agree_on_state(space)
@@ -147,7 +197,7 @@ class DrivenTeam:
     def _enter(self, team: Team) -> TeamSpace:
         """Meet the members of this host, and reach the other hosts; of the same gathering all stays as it is."""
         everywhere, size = len(team.members), self._worker.weights.layout.size
-        blobs, membership = self._optimizer.blobs, self._membership
+        blobs, membership = self._optimizers.blobs, self._membership
         memory = membership.enter(
             team, lambda here: TeamSpace.bytes_for(everywhere, here, size, blobs)
         )
@@ -159,8 +209,8 @@ class DrivenTeam:
     def _agree_on_state(self, space: TeamSpace) -> None:
         """Who has made the most steps hands its state to those with fewer."""
         assert self._seat is not None
-        optimizer, membership, parity = self._optimizer, self._membership, self._parity()
-        space.said[parity, membership.rank, MADE] = optimizer.made
+        optimizers, membership, parity = self._optimizers, self._membership, self._parity()
+        space.said[parity, membership.rank, MADE] = optimizers.made
         membership.meet("the members here have said their steps")
         membership.gather(space.rows[parity])
         membership.meet("all hosts have said their steps")
@@ -169,12 +219,12 @@ class DrivenTeam:
         if min(made) == most:
             return
         has_it = made[membership.rank] == most
-        room, state = space.mean.view(np.uint8), optimizer.state if has_it else None
+        room, state = space.mean.view(np.uint8), optimizers.state if has_it else None
         handed = hand_over(self._seat, made.index(most), space.state, room, state)
         found = membership.carry(handed)
         if not has_it:
-            optimizer.load_state(found)
-            optimizer.made = most
+            optimizers.load_state(found)
+            optimizers.made = most
 
     # ------------------------------------------------------------ on this host, and with the others
 
@@ -198,61 +248,164 @@ class DrivenTeam:
     # ------------------------------------------------------------ meetings within a turn
 
     def come(
-        self, what: Comes, samples: int = 0, epoch: int = 0, *, wants_deal: bool = False
-    ) -> bool:
-        """Come for a step with the gradients of this many records, or for none, in this epoch of the script's loop.
+        self,
+        what: Comes,
+        samples: int = 0,
+        epoch: int = 0,
+        *,
+        wants_deal: bool = False,
+        optimizer: int = 0,
+    ) -> Follows:
+        """Come with the gradients of this many records, or for another reason, in this epoch of the script's loop.
 
-        Whether a step follows, with the mean of all in the gradients. If the leader `wants_deal`, one follows.
+        What follows: the mean is in the gradients, or a step, with the gradients of those that step. Who comes for a
+        step has it then. If the leader `wants_deal`, one follows a mean.
 
-        Raises `NotFiniteError` in the member whose gradient is not finite, then `TeamBrokenError` in the others.
+        Raises `TeamBrokenError`, and `ScriptMistake` if some make a step that others do not make.
         """
         began = self._worker.clock()
-        follows = self._come(what, samples, epoch, wants_deal=wants_deal)
+        while True:
+            follows = self._come(what, samples, epoch, wants_deal, optimizer)
+            if what is not Comes.STEP or follows is Follows.STEP:
+                break  # else the others accumulate more
         self._worker.with_team += self._worker.clock() - began
         return follows
 
-    def _come(self, what: Comes, samples: int, epoch: int, *, wants_deal: bool) -> bool:
-        space, optimizer = self._space, self._optimizer
-        rank, here = self._membership.rank, self._membership.here
+    def _come(
+        self, what: Comes, samples: int, epoch: int, wants_deal: bool, optimizer: int
+    ) -> Follows:
+        space, optimizers = self._space, self._optimizers
+        rank = self._membership.rank
         assert space is not None
         assert self._seat is not None
         team, parity = self._seat.team, self._parity()
         own = space.gradients[self._seat.place]
         said, present = space.said[parity], space.present[parity]
-        is_bad = False
+        is_bad, sum_of_own = False, 0
         present[rank] = 0
-        if what is Comes.STEP:
-            optimizer.take_gradients(own, present[rank])
+        if what is Comes.GRADIENT:
+            optimizers.take_gradients(own, present[rank])
             is_bad = not is_finite(own)
+            if self._same < MOST_SAME:
+                sum_of_own = checksum(as_bytes(own)) >> 1
         ends = what is Comes.LEAVE or self._worker.leaves() or self._is_long(team)
-        said[rank, : ENDS + 1] = what, samples, is_bad, epoch, wants_deal, ends
+        said[rank, : SAME + 1] = (
+            *(what, samples, is_bad, epoch, wants_deal, ends, optimizers.made, optimizer),
+            *(optimizers.rates_key(), self.is_own, sum_of_own),
+        )
         self._membership.meet("all have said what they come for")
-        self._require_finite(said)
-        self._membership.gather(space.rows[parity])
-        share = stretch_of(self._seat.place, [1] * len(here), len(own))
+        if team.spread:
+            self._membership.gather(space.rows[parity])
+            self._membership.meet("all hosts have said what they come for")
+        comes = said[:, COMES]
+        self._epoch = int(said[:, EPOCH].max())
+        self.all_ask = bool((comes == Comes.ASK).all())
+        self.ends = self.ends or bool(said[:, ENDS].any())
+        self.deal_follows = self.all_ask or (bool(said[0, DEALS]) and not self.ends)
+        if (comes == Comes.GRADIENT).any():
+            self._mean(space, said, present)
+            return Follows.MEAN
+        if (comes == Comes.STEP).any():
+            self._step(space, said, present)
+            return Follows.STEP
+        return Follows.NOTHING
+
+    def _mean(
+        self, space: TeamSpace, said: npt.NDArray[np.int64], present: npt.NDArray[np.uint8]
+    ) -> None:
+        """Put the mean of those that came with a gradient in everybody's gradients."""
+        assert self._seat is not None
+        team, here, optimizers = self._seat.team, self._membership.here, self._optimizers
+        comes = said[:, COMES] == Comes.GRADIENT
+        self._require_equal_steps(said, comes)
+        share = stretch_of(self._seat.place, [1] * len(here), space.mean.size)
         contributions = [
             Contribution(gradient[share], int(said[member, SAMPLES]))
             for member, gradient in zip(here, space.gradients, strict=True)
-            if said[member, COMES] == Comes.STEP
+            if comes[member]
         ]
         if contributions:
-            mean_into(space.mean[share], contributions)
+            with np.errstate(invalid="ignore", over="ignore"):
+                mean_into(space.mean[share], contributions)
             reached("team-summed")
-        if contributions or team.spread:
-            self._membership.meet("the mean of this host is there")
-        self._epoch = int(said[:, EPOCH].max())
-        self.all_ask = bool((said[:, COMES] == Comes.ASK).all())
-        self.ends = bool(said[:, ENDS].any())
-        self.deal_follows = self.all_ask or (bool(said[0, DEALS]) and not self.ends)
-        comes = said[:, COMES] == Comes.STEP
-        if not comes.any():
-            return False
+        self._membership.meet("the mean of this host is there")
         if team.spread:
             trained = np.where(comes, said[:, SAMPLES], 0)
             self._average_hosts(space.mean, [int(trained[list(one)].sum()) for one in team.spread])
             self._membership.meet("the mean of all hosts is there")
-        optimizer.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
-        return True
+        optimizers.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
+        self.is_complete = bool(comes.all())
+        self._fresh = tuple(np.flatnonzero(comes).tolist())
+        self._bad = tuple(np.flatnonzero(comes & (said[:, BAD] != 0)).tolist())
+        self._look_at_sums(said)
+        if (said[:, RATES] != said[0, RATES]).any():
+            self._agree_on_rates(space, said)
+
+    def _step(
+        self, space: TeamSpace, said: npt.NDArray[np.int64], present: npt.NDArray[np.uint8]
+    ) -> None:
+        """Give the gradients of one that steps, which its script may have clipped, to those that lack them."""
+        assert self._seat is not None
+        steps = np.flatnonzero(said[:, COMES] == Comes.STEP).tolist()
+        rank, fresh = self._membership.rank, [one for one in steps if one in self._fresh]
+        giver = min(fresh or steps)
+        self.steps_of = int(said[giver, OPTIMIZER])
+        if rank == giver:
+            self._optimizers.take_gradients(space.mean, present[rank])
+        self._membership.carry(spread(self._seat, present[giver], giver))
+        self._membership.carry(spread(self._seat, space.mean, giver))
+        if rank not in fresh:
+            self._optimizers.set_gradients(space.mean, present[giver])
+
+    def _require_equal_steps(
+        self, said: npt.NDArray[np.int64], comes: npt.NDArray[np.bool_]
+    ) -> None:
+        made = said[:, MADE]
+        if (made[comes] != made[comes][0]).any():
+            workers = self.team.workers if self.team is not None else ()
+            most, least = (workers[int(find(made))] for find in (np.argmax, np.argmin))
+            raise ScriptMistake(
+                f"worker {most} has made a step of the optimizer where worker {least} has made none: all workers make "
+                "a step after the same number of backward passes"
+            )
+
+    def require_finite(self) -> None:
+        """Raise `NotFiniteError` in the member whose gradient is not finite, then `TeamBrokenError` in the others.
+
+        To be called before a step: one that a GradScaler leaves out is none.
+        """
+        if not self._bad or self._optimizers.is_finite():
+            return
+        assert self._seat is not None
+        if self._seat.rank in self._bad:
+            raise NotFiniteError(NOT_FINITE)
+        worker = self._seat.team.workers[self._bad[0]]
+        raise TeamBrokenError(f"the gradient of worker {worker} is not finite")
+
+    def _look_at_sums(self, said: npt.NDArray[np.int64]) -> None:
+        """Say it once if all have the same gradients again and again: they train the same records."""
+        sums = said[:, SAME]
+        if self._same >= MOST_SAME or len(sums) == 1:
+            return
+        self._same = self._same + 1 if sums[0] and (sums == sums[0]).all() else 0
+        if self._same == MOST_SAME and self._membership.rank == 0:
+            print(
+                f"speedo: all workers had the same gradients {MOST_SAME} times in a row, so they train the same "
+                "records: divide them by run.share, or seed each worker's own choice by run.rank",
+                file=sys.stderr,
+            )
+
+    def _agree_on_rates(self, space: TeamSpace, said: npt.NDArray[np.int64]) -> None:
+        """Who made the last step by its own script gives its learning rates and schedulers to who has others."""
+        assert self._seat is not None
+        giver = int(np.argmax(said[:, OWN]))
+        rank, room = self._membership.rank, space.mean.view(np.uint8)
+        has_them = bool(said[rank, RATES] == said[giver, RATES])
+        self._membership.meet("all have the mean")
+        rates = self._optimizers.rates if has_them else None
+        found = self._membership.carry(hand_over(self._seat, giver, space.state, room, rates))
+        if not has_them:
+            self._optimizers.load_rates(found)
 
     def _is_long(self, team: Team) -> bool:
         """Whether the turn takes much longer than the master expects, who has not seen what a step takes."""
@@ -295,13 +448,3 @@ class DrivenTeam:
             Lease(*map(int, one)) if one[2] else None for one in table[: space.deal[LENGTH], rank]
         ]
         return rows, _SHORT_AS[space.deal[SHORT]]
-
-    def _require_finite(self, said: npt.NDArray[np.int64]) -> None:
-        """Of the gradients of this host: the team breaks, so other hosts need not know which it is."""
-        assert self._seat is not None
-        if said[self._seat.rank, BAD]:
-            raise NotFiniteError(NOT_FINITE)
-        for member in self._seat.here:
-            if said[member, BAD]:
-                worker = self._seat.team.workers[member]
-                raise TeamBrokenError(f"the gradient of worker {worker} is not finite")

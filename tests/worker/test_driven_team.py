@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from speedo.errors import NotFiniteError, TeamBrokenError
+from speedo.errors import NotFiniteError, ScriptMistake, TeamBrokenError
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.host_links import Rendezvous
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
@@ -26,7 +26,7 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.worker.array_weights import ArrayWeights
-from speedo.worker.driven_team import Comes, DrivenTeam
+from speedo.worker.driven_team import Comes, DrivenTeam, Follows
 from speedo.worker.membership import Membership
 from speedo.worker.script_turn import ScriptWorker
 
@@ -43,6 +43,7 @@ class Momentum:
     made: int = 0
     gradients: list[Vector | None] = field(default_factory=lambda: [None, None])
     speed: Vector = field(default_factory=lambda: np.zeros(3, np.float32))
+    rate: int = 0
 
     def take_gradients(self, out: Vector, present: npt.NDArray[np.uint8]) -> None:
         for number, place in enumerate((slice(0, 2), slice(2, 3))):
@@ -53,6 +54,21 @@ class Momentum:
     def set_gradients(self, mean: Vector, present: npt.NDArray[np.uint8]) -> None:
         for number, place in enumerate((slice(0, 2), slice(2, 3))):
             self.gradients[number] = mean[place].copy() if present[number] else None
+
+    def is_finite(self) -> bool:
+        return all(one is None or bool(np.isfinite(one).all()) for one in self.gradients)
+
+    def differs(self, weights: Vector) -> bool:
+        return bool((self.w != weights).any())
+
+    def rates_key(self) -> int:
+        return self.rate
+
+    def rates(self) -> bytes:
+        return bytes([self.rate])
+
+    def load_rates(self, state: bytes) -> None:
+        (self.rate,) = state
 
     def step(self) -> None:
         for own, place in zip(self.gradients, (slice(0, 2), slice(2, 3)), strict=True):
@@ -123,19 +139,32 @@ class Members:
         with ThreadPoolExecutor(len(self.workers)) as pool:
             return list(pool.map(do, self.workers))
 
-    def step(self, *gradients: tuple[list[float] | None, float | None], samples: list[int]) -> None:
-        """Each makes a step with these gradients; who has no samples comes for none."""
+    def step(
+        self,
+        *gradients: tuple[list[float] | None, float | None],
+        samples: list[int],
+        most: float = np.inf,
+    ) -> None:
+        """Each makes a step with these gradients; who has no samples comes for none. Who has some clips the mean."""
 
         def one(worker: int) -> None:
-            optimizer = self.optimizers[worker]
+            optimizer, team = self.optimizers[worker], self.teams[worker]
             first, last = gradients[worker]
             optimizer.gradients = [
                 None if first is None else np.array(first, np.float32),
                 None if last is None else np.array([last], np.float32),
             ]
-            what = Comes.STEP if samples[worker] else Comes.ASK
-            assert self.teams[worker].come(what, samples[worker])
+            what = Comes.GRADIENT if samples[worker] else Comes.ASK
+            assert team.come(what, samples[worker]) is Follows.MEAN
+            team.require_finite()
+            for mean in optimizer.gradients:
+                if samples[worker] and mean is not None:
+                    mean.clip(-most, most, out=mean)
+            if not team.is_complete:
+                what = Comes.STEP if samples[worker] else Comes.ASK
+                assert team.come(what) is Follows.STEP
             optimizer.step()
+            team.is_own = bool(samples[worker])
             self.workers[worker].stepped(samples[worker])
 
         self.all(one)
@@ -175,6 +204,81 @@ def test_all_step_with_the_mean_by_samples_and_who_has_none_weighs_nothing(
     assert [one.has_payload for one in results] == [True, False, False]
 
 
+def test_who_has_no_records_steps_with_what_the_script_of_another_has_clipped(
+    team: Callable[[int], Members],
+) -> None:
+    members = team(2)
+    members.begin(1)
+    members.step(([9.0, 0.0], 4.0), ([0.0, 0.0], 0.0), samples=[0, 2], most=0.5)
+    assert members.weights() == [CENTER.tolist()] * 2  # what one without records has is not used
+    members.step(([8.0, -8.0], 4.0), ([0.0, 0.0], 0.0), samples=[2, 0], most=0.5)
+    assert members.weights() == [(CENTER - np.array([0.5, -0.5, 0.5])).tolist()] * 2
+
+
+def test_who_steps_waits_for_those_that_accumulate_more(team: Callable[[int], Members]) -> None:
+    """Its gradient is then theirs."""
+    members = team(3)
+    members.begin(1)
+
+    def one(worker: int) -> list[Follows]:
+        optimizer, team = members.optimizers[worker], members.teams[worker]
+        optimizer.gradients = [np.array([worker, 0], np.float32), None]
+        came = [Comes.GRADIENT, Comes.GRADIENT if worker else Comes.STEP]
+        if worker == 2:
+            came = [Comes.ASK, Comes.ASK]
+        follows = [team.come(came[0], 4)]
+        if worker == 1:
+            optimizer.gradients = [np.array([3, 0], np.float32), None]
+        follows.append(team.come(came[1], 4))
+        if worker:
+            follows.append(team.come(Comes.STEP if worker == 1 else Comes.ASK))
+        return follows
+
+    mean, step = Follows.MEAN, Follows.STEP
+    assert members.all(one) == [[mean, step], [mean, mean, step], [mean, mean, step]]
+    gradients = [one.gradients[0] for one in members.optimizers.values()]
+    assert [None if own is None else own.tolist() for own in gradients] == [[3, 0]] * 3
+
+
+def test_steps_that_not_all_make_are_a_mistake(team: Callable[[int], Members]) -> None:
+    members = team(2)
+    members.begin(1)
+    members.optimizers[1].made = 3
+
+    def come(worker: int) -> str:
+        with pytest.raises(ScriptMistake) as caught:
+            members.teams[worker].come(Comes.GRADIENT, 4)
+        return str(caught.value)
+
+    for said in members.all(come):
+        assert said.startswith("worker 1 has made a step of the optimizer where worker 0 has made")
+
+
+def test_the_rates_of_all_are_those_of_who_made_the_last_step_by_its_own_script(
+    team: Callable[[int], Members],
+) -> None:
+    members = team(3)
+    members.begin(1)
+    ones: list[float] = [1, 1]
+    members.step((ones, 1), (ones, 1), (ones, 1), samples=[0, 4, 4])
+    for worker, optimizer in members.optimizers.items():
+        optimizer.rate = 7 if worker else 3
+    members.step((ones, 1), (ones, 1), (ones, 1), samples=[4, 4, 4])
+    assert [one.rate for one in members.optimizers.values()] == [7, 7, 7]
+
+
+def test_the_same_gradients_again_and_again_are_told_once(
+    team: Callable[[int], Members], capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = team(2)
+    members.begin(1, rounds=99)
+    for number in range(1, 9):
+        same: list[float] = [number, 1]
+        members.step((same, 1), (same, 1), samples=[4, 4])
+    told = capsys.readouterr().err
+    assert told.count("all workers had the same gradients 5 times in a row") == 1
+
+
 def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(
     team: Callable[[int], Members],
 ) -> None:
@@ -198,7 +302,8 @@ def test_a_gradient_that_is_not_finite_is_its_workers_fault(team: Callable[[int]
 
     def error_of(worker: int) -> BaseException | None:
         try:
-            members.teams[worker].come(Comes.STEP, 4)
+            members.teams[worker].come(Comes.GRADIENT, 4)
+            members.teams[worker].require_finite()
         except (NotFiniteError, TeamBrokenError) as error:
             members.teams[worker].part(f"worker {worker} has left the team")
             return error
@@ -207,8 +312,7 @@ def test_a_gradient_that_is_not_finite_is_its_workers_fault(team: Callable[[int]
     other, own = members.all(error_of)
     assert isinstance(own, NotFiniteError)
     assert isinstance(other, TeamBrokenError)
-    on_its_host = "the gradient of worker 1 is not finite"
-    assert str(other) == (on_its_host if members.hosts == 1 else "worker 1 has left the team")
+    assert str(other) == "the gradient of worker 1 is not finite"
 
 
 def test_the_leader_deals_the_records_of_all(team: Callable[[int], Members]) -> None:
@@ -222,7 +326,7 @@ def test_the_leader_deals_the_records_of_all(team: Callable[[int], Members]) -> 
 
     def ask(worker: int) -> tuple[list[Lease | None], NoLease | None]:
         team = members.teams[worker]
-        assert not team.come(Comes.ASK, epoch=3 * worker)
+        assert team.come(Comes.ASK, epoch=3 * worker) is Follows.NOTHING
         assert team.all_ask
         return team.dealt(deal)
 
@@ -290,11 +394,11 @@ def test_if_nobody_steps_and_not_all_ask_each_comes_again(team: Callable[[int], 
     members = team(2)
     members.begin(1)
 
-    def come(worker: int) -> tuple[bool, bool]:
+    def come(worker: int) -> tuple[Follows, bool]:
         team = members.teams[worker]
         return team.come(Comes.IDLE if worker else Comes.ASK), team.all_ask
 
-    assert members.all(come) == [(False, False)] * 2
+    assert members.all(come) == [(Follows.NOTHING, False)] * 2
 
 
 def test_one_that_is_gone_breaks_the_step_of_the_others(team: Callable[[int], Members]) -> None:
@@ -302,7 +406,7 @@ def test_one_that_is_gone_breaks_the_step_of_the_others(team: Callable[[int], Me
     members.begin(1)
     members.teams[1].part("worker 1 has left the team")
     with pytest.raises(TeamBrokenError, match="worker 1 has left the team"):
-        members.teams[0].come(Comes.STEP, 4)
+        members.teams[0].come(Comes.GRADIENT, 4)
 
 
 @pytest.mark.parametrize("steps", [True, False])
@@ -314,14 +418,15 @@ def test_the_turn_of_all_ends_with_the_step_in_which_one_leaves(
     ones: list[float] = [1, 1]
     members.step((ones, 1), (ones, 1), (ones, 1), samples=[4, 4, 4])
     assert not any(team.ends for team in members.teams.values())
-    others = Comes.STEP if steps else Comes.ASK
+    others = Comes.GRADIENT if steps else Comes.ASK
 
-    def come(worker: int) -> tuple[bool, bool]:
+    def come(worker: int) -> tuple[Follows, bool]:
         team = members.teams[worker]
         what = Comes.LEAVE if worker == 2 else others
         return team.come(what, 4 * (worker != 2), wants_deal=worker == 0), team.deal_follows
 
-    assert members.all(come) == [(steps, False)] * 3
+    follows = Follows.MEAN if steps else Follows.NOTHING
+    assert members.all(come) == [(follows, False)] * 3
     assert all(team.ends for team in members.teams.values())
     members.begin(2)
     assert not any(team.ends for team in members.teams.values())

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from speedo.engines.pytorch.module_gradients import ModuleGradients
-from speedo.engines.pytorch.optimizer_state import read_state, state_bytes
+from speedo.engines.pytorch.optimizer_state import get_rates, read_state, set_rates, state_bytes
 from speedo.engines.pytorch.packed_tensors import TENSORS
 from speedo.errors import ConfigError, ScriptMistake
 from speedo.exchange.packed import pack, unpack
@@ -35,8 +35,13 @@ class ModuleWeights:
     Values travel as float32, from any device. Where a tensor is finer, a value that is the same in float32 stays.
     """
 
-    def __init__(self, module: Module, optimizer: Optimizer | None = None) -> None:
-        optimizer = _innermost(optimizer)
+    def __init__(
+        self,
+        module: Module,
+        optimizers: Sequence[Optimizer] = (),
+        schedulers: Sequence[Any] = (),
+    ) -> None:
+        """Of several models `module` is a ModuleList; `schedulers` as in `ModuleGradients`."""
         parameters = dict(module.named_parameters())
         saved = module.state_dict(keep_vars=True).keys()
         buffers = {
@@ -45,14 +50,13 @@ class ModuleWeights:
             if name in saved and (buffer.is_floating_point() or buffer.is_complex())
         }
         _check(parameters, buffers)
-        if optimizer is not None:
-            _check_optimizer(optimizer, parameters)
-        self._module, self._optimizer = module, optimizer
-        own = [] if optimizer is None else [p for g in optimizer.param_groups for p in g["params"]]
-        known = {id(one) for one in own}
-        # Who else changes them is told by PyTorch's count of changes in place.
-        self._others = {name: one for name, one in parameters.items() if id(one) not in known}
+        self._module, self._schedulers = module, tuple(schedulers)
+        self._optimizers = tuple(_innermost(one) for one in optimizers)
+        self._parameters, self._own = parameters, 0  # the optimizers have so many
+        # Who else changes the others is told by PyTorch's count of changes in place.
+        self._others: dict[str, Tensor] = {}
         self._changes: dict[str, int] = {}
+        self._look_at_optimizers()
         self.layout = Layout(
             (
                 *(Blob(name, tuple(one.shape)) for name, one in parameters.items()),
@@ -65,18 +69,22 @@ class ModuleWeights:
             torch.from_numpy(out[place]).view(tensor.shape).copy_(tensor)
 
     def load_weights(self, vector: Vector) -> None:
+        """What is the same already is not written: a graph may need it that has had no backward pass yet."""
         for tensor, _, place in self._tensors():
-            _write(tensor, vector[place])
+            if not _is_same(tensor, vector[place]):
+                _write(tensor, vector[place])
         self._note_changes()
 
     def check_changes(self) -> None:
-        """Raise `ScriptMistake` for a parameter that another optimizer than the one joined has changed."""
+        """Raise `ScriptMistake` for a parameter that another optimizer than those joined has changed."""
+        if self._own != self._count():
+            self._look_at_optimizers()
         for name, one in self._others.items():
             if self._changes.setdefault(name, one._version) != one._version:
                 raise ScriptMistake(
-                    f"parameter {name} of the model was changed, and the optimizer given to speedo.join does not have "
-                    "it, so its changes reach no other worker: give the optimizer all parameters that are trained, or "
-                    "join a model without those"
+                    f"parameter {name} of the model was changed, and no optimizer given to speedo.join has it, so its "
+                    "changes reach no other worker: give all optimizers, speedo.join([G, D], [optG, optD]), or join a "
+                    "model without those parameters"
                 )
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
@@ -95,24 +103,30 @@ class ModuleWeights:
     def _note_changes(self) -> None:
         self._changes = {name: one._version for name, one in self._others.items()}
 
-    def on_step(self, callback: Callable[[], None]) -> RemovableHandle:
-        """Call it after each step of the optimizer, until `remove()` of what is returned.
+    def on_step(self, callback: Callable[[int], None]) -> Hooks:
+        """Call it with the optimizer's number after each step, until `remove()` of what is returned.
 
         A step that PyTorch's `GradScaler` skips is none.
         """
-        return self._given().register_step_post_hook(lambda *_: callback())
 
-    def before_step(self, callback: Callable[[bool], None]) -> RemovableHandle:
-        """Call it before each step of the optimizer; with whether the step was given a closure. As `on_step`."""
+        def hook(number: int, *_: Any) -> None:
+            callback(number)
 
-        def hook(optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-            callback(any(callable(one) for one in (*args[1:], kwargs.get("closure"))))
+        given = enumerate(self._given())
+        return Hooks([one.register_step_post_hook(partial(hook, number)) for number, one in given])
 
-        return self._given().register_step_pre_hook(hook)
+    def before_step(self, callback: Callable[[bool, int], None]) -> Hooks:
+        """Call it before each step, with whether it was given a closure, and the optimizer's number. As `on_step`."""
+
+        def hook(number: int, _: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+            callback(any(callable(one) for one in (*args[1:], kwargs.get("closure"))), number)
+
+        given = enumerate(self._given())
+        return Hooks([one.register_step_pre_hook(partial(hook, number)) for number, one in given])
 
     def gradients(self) -> ModuleGradients:
-        """The gradients that the optimizer steps with."""
-        return ModuleGradients(self._module, self._given(), self.layout)
+        """The gradients that the optimizers step with."""
+        return ModuleGradients(self._module, self._given(), self.layout, self._schedulers)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -127,25 +141,21 @@ class ModuleWeights:
                 part.training = training
 
     def state(self) -> bytes:
-        """The optimizer's state, for `load_state` of an equal optimizer."""
+        """The optimizers' state, for `load_state` of equal optimizers."""
         return state_bytes(self._given())
 
     def load_state(self, state: bytes) -> None:
-        """Take over `state()`; raises `EngineError` if it is damaged or not of such an optimizer."""
+        """Take over `state()`; raises `EngineError` if it is damaged or not of such optimizers."""
         read_state(state, self._given())
 
-    def rates(self) -> list[dict[str, Any]]:
-        """Learning rate, momentum and the like of the optimizer's groups, for `set_rates`."""
-        groups = self._given().param_groups
-        return [
-            {name: deepcopy(one) for name, one in group.items() if name != "params"}
-            for group in groups
-        ]
+    def rates(self) -> list[list[dict[str, Any]]]:
+        """Learning rate, momentum and the like of the optimizers' groups, for `set_rates`."""
+        return [get_rates(one) for one in self._given()]
 
-    def set_rates(self, rates: list[dict[str, Any]]) -> None:
+    def set_rates(self, rates: list[list[dict[str, Any]]]) -> None:
         """Set those of `rates()`."""
-        for group, values in zip(self._given().param_groups, rates, strict=False):
-            group.update(deepcopy(values))
+        for optimizer, groups in zip(self._given(), rates, strict=True):
+            set_rates(optimizer, groups)
 
     def counters(self) -> bytes:
         """The buffers that do not travel, for `load_counters`."""
@@ -164,10 +174,22 @@ class ModuleWeights:
             if name in saved and not buffer.is_floating_point():
                 yield name, buffer.detach()
 
-    def _given(self) -> Optimizer:
-        if self._optimizer is None:
+    def _given(self) -> tuple[Optimizer, ...]:
+        if not self._optimizers:
             raise ConfigError("there is no optimizer: give it beside the model")
-        return self._optimizer
+        return self._optimizers
+
+    def _count(self) -> int:
+        return sum(len(group["params"]) for one in self._optimizers for group in one.param_groups)
+
+    def _look_at_optimizers(self) -> None:
+        """See which parameters they have. Raises `ConfigError` for one that the model does not have."""
+        for optimizer in self._optimizers:
+            _check_optimizer(optimizer, self._parameters)
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        known = {id(one) for group in groups for one in group["params"]}
+        self._own = self._count()
+        self._others = {name: one for name, one in self._parameters.items() if id(one) not in known}
 
     def _tensors(self) -> Iterator[tuple[Tensor, Blob, slice]]:
         """By name, as `module.to()` and some modules put new tensors in the place of buffers."""
@@ -176,10 +198,30 @@ class ModuleWeights:
             yield owner(blob.name).detach(), blob, place
 
 
-def _write(tensor: Tensor, values: Vector) -> None:
+class Hooks:
+    """Several hooks of PyTorch's."""
+
+    def __init__(self, hooks: Sequence[RemovableHandle]) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        for one in self._hooks:
+            one.remove()
+
+
+def _is_same(tensor: Tensor, values: Vector) -> bool:
+    new = _as_tensor(values, tensor)
+    return bool(torch.equal(tensor.float(), new.to(tensor.device)))
+
+
+def _as_tensor(values: Vector, like: Tensor) -> Tensor:
     # PyTorch does not know memory that must not be written to, and warns of it.
     own = values if values.flags.writeable else values.copy()
-    new = torch.from_numpy(own).view(tensor.shape)
+    return torch.from_numpy(own).view(like.shape)
+
+
+def _write(tensor: Tensor, values: Vector) -> None:
+    new = _as_tensor(values, tensor)
     if tensor.dtype is not torch.float32:
         new = new.to(tensor.device)
         new = torch.where(tensor.float() == new, tensor, new.to(tensor.dtype))
@@ -219,7 +261,12 @@ def _fault(tensor: Tensor) -> str:
     return ""
 
 
-def _innermost(optimizer: Optimizer | None) -> Optimizer | None:
+def together(models: Sequence[Module]) -> Module:
+    """One module of all; the names of its parameters begin with the model's number if there are several."""
+    return models[0] if len(models) == 1 else ModuleList(models)
+
+
+def _innermost(optimizer: Optimizer) -> Optimizer:
     """The one inside of a wrapper such as Accelerate's, whose steps are those of what it holds."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
@@ -231,7 +278,7 @@ def _check_optimizer(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> 
     for group in optimizer.param_groups:
         for one in group["params"]:
             if id(one) not in known:
-                raise ConfigError(
-                    f"the optimizer has a parameter of shape {tuple(one.shape)} that the model does not have: "
-                    "make the optimizer of model.parameters(), after the model is complete"
+                raise ScriptMistake(
+                    f"the optimizer has a parameter of shape {tuple(one.shape)} that the model given to speedo.join "
+                    "did not have: make the optimizer of model.parameters(), and join, after the model is complete"
                 )

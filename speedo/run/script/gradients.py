@@ -1,10 +1,11 @@
-"""A script's turns in which the workers average their gradients before each step of the optimizer."""
+"""A script's turns in which the workers average their gradients when a backward pass ends."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from speedo.exchange.team_meeting import TeamMeeting
 from speedo.messages import Team, Train
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import Start
-from speedo.worker.driven_team import Comes, DrivenTeam, Row
+from speedo.worker.driven_team import Comes, DrivenTeam, Follows, Row
 from speedo.worker.membership import Membership
 from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
@@ -75,6 +76,16 @@ class GradientTurns:
         self._rows = deque[Row]()
         self.idle = False  # the present step is one of the others
         self.lost = False  # the present step is none, because its turn is lost
+        self.accumulates = False  # backward passes now are not exchanged
+        self._averages = 0  # exchanges so far
+        self._of_step: dict[int, int] = {}  # by optimizer, the exchanges before its last step
+        self._is_due = True  # gradients have come since the last exchange
+        self._batch, self._counted = (
+            1,
+            0,
+        )  # records of the last gradient, and those since the last step
+        self._is_pending = False  # the others have a mean, and have not stepped with it
+        self._is_stale = False  # the script has gradients of a turn that is lost
         # Records are asked for again once those that were read are trained.
         self.trains_first = False
         self.leaves = False  # this worker will pause, and has the present turn end
@@ -91,6 +102,7 @@ class GradientTurns:
 
     def close(self) -> None:
         """Meet nobody any more. May be called twice."""
+        self._gradients.remove()
         team, self._team = self._team, None
         if team is not None:
             team.close()
@@ -99,6 +111,10 @@ class GradientTurns:
         """Begin a turn, of the team or alone."""
         assert self._worker is not None
         assert self._team is not None
+        self._is_pending = False
+        if self._is_stale:
+            self._gradients.forget()
+            self._is_stale = False
         if command.team is None:
             self._worker.begin(command)
         else:
@@ -111,13 +127,49 @@ class GradientTurns:
         self._team.part(why)
         if missed is not None:
             self._turns.not_dealt(missed)
-        self._gradients.forget()
+        self._is_stale = True
 
     # ------------------------------------------------------------ steps
 
-    def before_step(self, samples: int, *, closure: bool) -> None:
-        """Put the mean of all workers' gradients in the place of this worker's, which are of this many records."""
-        self.lost = False
+    def on_backward(self, has_ended: Callable[[], None]) -> None:
+        """Call it at the end of each backward pass, which `after_backward` is to follow."""
+        self._gradients.on_backward(has_ended)
+
+    def after_backward(self, given: int) -> None:
+        """A backward pass has ended: put the mean of all workers' gradients in the place of this worker's.
+
+        `run.share` has given this many records since the last step, 0 where it is not used.
+        """
+        self._is_due = True
+        if self.accumulates or self.idle:
+            return
+        self.lost = self._is_stale = False
+        if not self._has_turn() or self._in_team is None:
+            return
+        # Another pass over the same records weighs as the last one.
+        self._batch = given - self._counted if given > self._counted else self._batch
+        self._counted, self._is_due = given, False
+        self._averages += 1
+        try:
+            self._in_team.come(
+                Comes.GRADIENT, self._batch, self._epoch, wants_deal=self._wants_deal()
+            )
+            if self._in_team.deal_follows:
+                self._take_deal(self._in_team)
+        except SpeedoError as problem:
+            self._lose(problem)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Backward passes inside are not exchanged."""
+        self.accumulates = True
+        try:
+            yield
+        finally:
+            self.accumulates = False
+
+    def before_step(self, given: int, *, closure: bool, number: int) -> None:
+        """Optimizer `number` will step: with the mean of all workers' gradients, which its script may have clipped."""
         if self.idle:
             return
         if closure:
@@ -125,21 +177,38 @@ class GradientTurns:
                 "optimizer.step(closure) computes gradients while it steps, so they cannot be exchanged before: call "
                 'optimizer.step() after loss.backward(), or use speedo.join(..., exchange="deltas")'
             )
-        if not self._has_turn() or self._in_team is None:
-            return
-        try:
-            self._in_team.come(Comes.STEP, samples, self._epoch, wants_deal=self._wants_deal())
-            if self._in_team.deal_follows:
-                self._take_deal(self._in_team)
-        except SpeedoError as problem:
-            if isinstance(problem, ConfigError):
-                raise
-            self.lost = True
-            self._lose_turn(problem)
+        is_new = self._averages != self._of_step.get(number, 0)
+        if not is_new or (self._is_due and not self.lost):  # no backward pass has brought them
+            self.after_backward(given)
+        self._of_step[number] = self._averages
+        team = self._in_team
+        if team is not None and not self.lost:
+            try:
+                team.require_finite()
+                if not team.is_complete:
+                    team.come(Comes.STEP, epoch=self._epoch, optimizer=number)
+            except SpeedoError as problem:
+                self._lose(problem)
+        if self.lost:
+            self._gradients.forget(number)
 
-    def after_step(self) -> None:
-        """The optimizer has made a step."""
+    def after_step(self) -> int:
+        """An optimizer has made a step; how many records of this worker have been exchanged for it."""
         self._gradients.made += 1
+        self._gradients.watch_parameters()
+        if self._team is not None:
+            self._team.is_own = not self.idle
+        counted, self._counted = self._counted, 0
+        return counted
+
+    def _lose(self, problem: SpeedoError) -> None:
+        """The present turn is lost. Raises the problem if it is the script's."""
+        if isinstance(problem, ConfigError):
+            raise problem
+        self.lost, self._counted = True, 0
+        assert self._worker is not None
+        if self._worker.command is not None:
+            self._lose_turn(problem)
 
     def leave(self) -> bool:
         """Have the team's turn end with one more step, which is the others'; False if there is no result to end with.
@@ -150,25 +219,24 @@ class GradientTurns:
         assert team is not None
         assert self._worker is not None
         try:
-            with self._gradients.set_aside():
-                if team.come(Comes.LEAVE, epoch=self._epoch):
-                    self._step_of_the_others()
-                elif self._worker.steps:
-                    self._end_turn()
+            while (follows := team.come(Comes.LEAVE, epoch=self._epoch)) is Follows.MEAN:
+                pass
+            if follows is Follows.STEP:
+                self._step_of_the_others(team)
+            elif self._worker.steps:
+                self._end_turn()
         except SpeedoError as problem:
-            if isinstance(problem, ConfigError):
-                raise
-            if self._worker.command is not None:
-                self._lose_turn(problem)
+            self._lose(problem)
             return False
         finally:
             self.leaves = False
         return self._worker.command is None
 
-    def _step_of_the_others(self) -> None:
-        self.idle = True
+    def _step_of_the_others(self, team: DrivenTeam) -> None:
+        self.idle, self._is_pending = True, False
         try:
-            self._gradients.step()
+            self._gradients.step(team.steps_of)
+            self._gradients.forget(team.steps_of)
         finally:
             self.idle = False
 
@@ -197,11 +265,12 @@ class GradientTurns:
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """The next records of this worker; until there are some it takes part in the others' steps."""
         self._request, self.trains_first = request, False
-        while not (self._rows and self._rows[0] is not None):
+        while self._is_pending or not (self._rows and self._rows[0] is not None):
             if not self._has_turn():
                 return NoLease.OVER
             team = self._in_team
-            if team is None or request.skipped:
+            if team is None or (request.skipped and not self._is_pending):
+                self._is_pending = False
                 self._rows = deque(row for row in self._rows if row is not None)
                 if not self._rows:
                     return self._turns.lease(request)
@@ -211,10 +280,8 @@ class GradientTurns:
                 return NoLease.WAIT
             try:
                 found = self._come_for_none(team, request)
-            except ConfigError:
-                raise
             except SpeedoError as problem:
-                self._lose_turn(problem)
+                self._lose(problem)
                 continue
             if found is not None:
                 return found
@@ -225,16 +292,17 @@ class GradientTurns:
     def _come_for_none(self, team: DrivenTeam, request: LeaseRequest) -> NoLease | None:
         """Come without a gradient. Records that are dealt are in the rows then; an answer if there are none."""
         is_idle = bool(self._rows)
-        with self._gradients.set_aside():
-            if team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch):
-                if team.deal_follows:
-                    self._take_deal(team)
-                self._step_of_the_others()
-                if is_idle:
-                    self._rows.popleft()
-                return None
-        if is_idle:
+        follows = team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch)
+        if follows is Follows.STEP:
+            self._step_of_the_others(team)
+            return None
+        self._is_pending = follows is Follows.MEAN
+        if is_idle and self._rows[0] is None:
             self._rows.popleft()
+        if self._is_pending:
+            if team.deal_follows:
+                self._take_deal(team)
+            return None
         assert self._worker is not None
         if team.ends and self._worker.steps:
             self._end_turn()

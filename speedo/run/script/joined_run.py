@@ -49,6 +49,7 @@ def join(
     model: Any,
     optimizer: Any = None,
     *,
+    scheduler: Any = None,
     exchange: str | None = None,
     on_result: Callable[[ResultMerged], object] | None = None,
     on_test: Callable[[ModelTested], object] | None = None,
@@ -58,36 +59,51 @@ def join(
 ) -> JoinedRun:
     """Train `model` in this script as one worker of a run, inside `with speedo.join(...) as run:`.
 
-    `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts; or a mapping of names to NumPy
-    arrays, which are changed in place, and `run.step()` says that a step was made. Run by itself the script is a run of
-    one worker; `speedo run --workers 4 train.py` has four. `exchange` is what the workers average: "gradients" before
-    each step of the optimizer, or "deltas", how far their weights came; None is gradients in sync with one local step,
-    else deltas; it is the same in all workers. The functions `on_...` are called by worker 0 between its steps, for all
-    workers; by a script that runs by itself only `on_result` is, after each step. What one raises ends the run, which
-    exports its model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
+    `model` is a torch.nn.Module, with its `optimizer`, each of whose steps counts, or lists of either; or a mapping of
+    names to NumPy arrays, which are changed in place, and `run.step()` says that a step was made. `scheduler` is an
+    object, or a list of them, with `state_dict()` and `load_state_dict(state)`, whose state is the same in all workers:
+    schedulers, a GradScaler, an average of the weights. It is kept in checkpoints, as by `run.keep`. Run by itself the
+    script is a run of one worker; `speedo run --workers 4 train.py` has four. `exchange` is what the workers average:
+    "gradients" when a backward pass ends, or "deltas", how far their weights came; None is gradients in sync with one
+    local step, else deltas; it is the same in all workers. The functions `on_...` are called by worker 0 between its
+    steps, for all workers; by a script that runs by itself only `on_result` is, after each step. What one raises ends
+    the run, which exports its model, and comes out of the step then. Raises `ConfigError` for what cannot be trained.
     """
     events = ScriptEvents(Callbacks(on_result, on_test, on_join, on_leave, on_checkpoint))
     if _now is not None:
         raise ConfigError("speedo.join is called inside another: a script has one run at a time")
     check_exchange(exchange, has_optimizer=not isinstance(model, Mapping))
     if isinstance(model, Mapping):
-        if optimizer is not None:
+        if optimizer is not None or scheduler is not None:
             raise ConfigError(
-                "an optimizer is for a torch.nn.Module: leave it out, and call run.step()"
+                "an optimizer or a scheduler is for a torch.nn.Module: leave it out, and call run.step()"
             )
         return JoinedRun(ArrayWeights(model), None, events)
-    if not hasattr(model, "named_parameters"):
+    models, optimizers = _listed(model), _listed(optimizer)
+    for one in models:
+        if not hasattr(one, "named_parameters"):
+            raise ConfigError(
+                "speedo.join takes a torch.nn.Module, a list of them, or a mapping of names to NumPy arrays, not "
+                f"{type(one).__name__}"
+            )
+    if not (models and optimizers):
         raise ConfigError(
-            f"speedo.join takes a torch.nn.Module or a mapping of names to NumPy arrays, not {type(model).__name__}"
+            "give model and optimizer, too: speedo.join(model, optimizer); each of its steps counts"
         )
-    if optimizer is None:
-        raise ConfigError(
-            "give the optimizer, too: speedo.join(model, optimizer); each of its steps counts"
-        )
-    from speedo.engines.pytorch.module_weights import ModuleWeights
+    from speedo.engines.pytorch.module_weights import ModuleWeights, together
 
-    weights = ModuleWeights(model, optimizer)
-    return JoinedRun(weights, weights, events, exchange)
+    schedulers = _listed(scheduler)
+    weights = ModuleWeights(together(models), optimizers, schedulers)
+    run = JoinedRun(weights, weights, events, exchange, several=len(optimizers) > 1)
+    for number, one in enumerate(schedulers):
+        run.keep(f"scheduler {number}", one)
+    return run
+
+
+def _listed(things: Any) -> list[Any]:
+    if isinstance(things, list | tuple):
+        return list(things)
+    return [] if things is None else [things]
 
 
 def current() -> JoinedRun:
@@ -114,11 +130,16 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         stepped: Any,
         events: ScriptEvents,
         exchange: str | None = None,
+        *,
+        several: bool = False,
     ) -> None:
         """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
         self.rank, self.size = 0, 1
         self._weights, self._stepped, self._events = weights, stepped, events
-        self._exchange = exchange
+        self._exchange, self._several = exchange, several  # several optimizers
+        # Of those that have stepped since an iteration ended, and the one whose step ends it.
+        self._order: list[int] = []
+        self._last: int | None = None
         self._hooks: list[Any] = []
         self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
@@ -205,6 +226,15 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
         With an optimizer it is not called: its steps are noticed. `loss` is the mean loss of the step.
         """
+        self._step(0, loss, samples)
+
+    def accumulate(self) -> AbstractContextManager[object]:
+        """Backward passes inside are not exchanged: those before the last one of a step."""
+        gradients = None if self._turns is None else self._turns.gradients
+        return nullcontext() if gradients is None else gradients.accumulating()
+
+    def _step(self, number: int, loss: float | None = None, samples: int | None = None) -> None:
+        """Optimizer `number` has made a step."""
         turns, self._no_step = self._turns, False
         gradients = None if turns is None else turns.gradients
         if gradients is not None and gradients.lost:
@@ -213,13 +243,16 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if turns is not None and turns.over:
             self._end_loop()
         is_idle = gradients is not None and gradients.idle
-        if gradients is not None:
-            gradients.after_step()
+        counted = 0 if gradients is None else gradients.after_step()
+        if gradients is None and self._several and not self._ends_iteration(number):
+            return
         if is_idle:
-            samples = 0  # a batch that the script has in hand is of its next step
+            samples = counted  # a batch that the script has in hand is of its next step
+            self._share.given -= counted
         else:
             given, self._share.given = self._share.given, 0
-            samples = given or 1 if samples is None else samples
+            least = int(not (self._several and self._shares))
+            samples = (given or least) if samples is None else samples
         loss = self._loss if loss is None else float(loss)
         self._loss = None
         self._steps += 1
@@ -230,6 +263,20 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         elif not self._shares and not is_idle:  # the next step may follow at once
             turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
+
+    def _ends_iteration(self, number: int) -> bool:
+        """Whether the step of this one of several optimizers is the last of an iteration.
+
+        Before it there may be gradients to come of what was computed with the present weights.
+        """
+        if number in self._order:
+            self._last = self._order[-1]
+            self._order.clear()
+        self._order.append(number)
+        if number != self._last:
+            return False
+        self._order.clear()
+        return True
 
     def _end_loop(self) -> None:
         """Raise `LoopEnds` in a loop that goes on though the run is over, and does not ask `should_stop`."""
@@ -328,7 +375,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if folder := os.environ.get(VARIABLE):
             self._enter_run(folder)
         if self._stepped is not None:
-            self._hooks.append(self._stepped.on_step(self.step))
+            self._hooks.append(self._stepped.on_step(self._step))
         _now = self
         return self
 
@@ -355,6 +402,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._collectives = Collectives(partial(gather, start, turns.source, turns.paused))
         if turns.gradients is not None:
             self._hooks.append(self._stepped.before_step(turns.before_step))
+            turns.gradients.on_backward(turns.after_backward)
         if start.settings.epoch > 0:  # of a master that has resumed the run
             turns.go_on()
 

@@ -217,12 +217,19 @@ class ScriptTurns:
                 self.source.answer(refusal(command, problem))
         return True
 
-    def before_step(self, closure: bool) -> None:
-        """The optimizer will make a step, whose gradients are exchanged before."""
+    def after_backward(self) -> None:
+        """A backward pass has ended, whose gradients are exchanged."""
         assert self.gradients is not None
-        given = self.share.given or 1
-        self.hello(given)
-        self.gradients.before_step(given, closure=closure)
+        if not self.gradients.accumulates:
+            self.hello(self.share.given or 1)
+        self.gradients.after_backward(self.share.given)
+
+    def before_step(self, closure: bool, number: int) -> None:
+        """Optimizer `number` will make a step, with the gradients that were exchanged before."""
+        assert self.gradients is not None
+        given = self.share.given
+        self.hello(given or 1)
+        self.gradients.before_step(given, closure=closure, number=number)
 
     def stepped(self, samples: int, loss: float | None) -> bool:
         """A step was made, on this many records; whether it was one of a turn."""

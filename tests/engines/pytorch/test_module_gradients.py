@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def gradients_of(model: Module) -> ModuleGradients:
 
     from speedo.engines.pytorch.module_weights import ModuleWeights
 
-    return ModuleWeights(model, torch.optim.SGD(model.parameters(), lr=1.0)).gradients()
+    return ModuleWeights(model, [torch.optim.SGD(model.parameters(), lr=1.0)]).gradients()
 
 
 def taken(gradients: ModuleGradients, size: int) -> tuple[list[float], list[int]]:
@@ -42,7 +42,7 @@ def test_what_has_no_gradient_or_is_not_the_optimizers_is_left_alone() -> None:
         nn.Parameter(torch.full((2,), float(at)), requires_grad=at != 2) for at in range(4)
     )
     optimizer = torch.optim.SGD([model.w, model.unused, model.frozen], lr=1.0)
-    gradients = ModuleWeights(model, optimizer).gradients()
+    gradients = ModuleWeights(model, [optimizer]).gradients()
     ((model.w * 3).sum() + (model.foreign * 5).sum()).backward()
     assert taken(gradients, 8) == ([3, 3, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0])
     # Another worker has used what is unused here.
@@ -90,21 +90,64 @@ def test_values_of_other_types_keep_theirs() -> None:
     assert taken(gradients, 2) == ([1.5, 2.5], [1, 1])
 
 
-def test_own_gradients_come_back_after_a_step_of_the_others() -> None:
+def test_the_end_of_a_backward_pass_is_told_once_also_for_parameters_that_come_later() -> None:
     import torch
     from torch import nn
 
-    model = nn.Linear(1, 1)
+    from speedo.engines.pytorch.module_weights import ModuleWeights, together
+
+    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+    second.requires_grad_(False)
+    both = [torch.optim.SGD(one.parameters(), lr=1.0) for one in (first, second)]
+    gradients = ModuleWeights(together([first, second]), both).gradients()
+    ended: list[bool] = []
+    gradients.on_backward(lambda: ended.append(first.weight.grad is not None))
+    second(first(torch.ones(1, 2))).sum().backward()
+    assert ended == [True]
+    gradients.forget(0)
+    second.requires_grad_(True)
+    second(torch.ones(1, 2)).sum().backward()
+    assert ended == [True]  # nobody has looked since then
+    gradients.watch_parameters()
+    second(torch.ones(1, 2)).sum().backward()
+    assert ended == [True, False]
+    gradients.remove()
+    second(first(torch.ones(1, 2))).sum().backward()
+    assert ended == [True, False]
+
+
+def test_rates_are_compared_and_handed_over_with_the_schedulers() -> None:
+    import torch
+    from torch import nn
+
+    from speedo.engines.pytorch.module_weights import ModuleWeights
+
+    def made(rate: float, steps: int) -> tuple[torch.optim.SGD, Any, ModuleGradients]:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        return optimizer, scheduler, ModuleWeights(model, [optimizer], [scheduler]).gradients()
+
+    (own, scheduler, gradients), (_, _, others) = made(0.1, 0), made(0.4, 3)
+    assert gradients.rates_key() == made(0.1, 0)[2].rates_key() != others.rates_key()
+    gradients.load_rates(others.rates())
+    assert gradients.rates_key() == others.rates_key()
+    assert own.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert (scheduler.last_epoch, scheduler.get_last_lr()) == (3, [pytest.approx(0.05)])
+
+
+def test_averages_that_change_are_no_new_version_for_a_graph_that_has_them() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.BatchNorm1d(2)
     gradients = gradients_of(model)
-    model.weight.grad = torch.full((1, 1), 3.0)
-    before = model.weight.item()
-    with gradients.set_aside():
-        assert model.weight.grad is None
-        gradients.set_gradients(np.array([1, 1], np.float32), np.ones(2, np.uint8))
-        gradients.step()
-    assert model.weight.item() == pytest.approx(before - 1)
-    assert model.weight.grad.item() == 3.0
-    assert model.bias.grad is None
+    loss = model(torch.randn(4, 2)).pow(2).sum()
+    gradients.set_gradients(np.arange(8, dtype=np.float32), np.zeros(4, np.uint8))
+    loss.backward()
 
 
 def test_a_sparse_gradient_is_refused_with_its_name() -> None:

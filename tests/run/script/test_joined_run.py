@@ -93,10 +93,14 @@ def test_a_script_that_raises_leaves_no_run_behind() -> None:
 @pytest.mark.parametrize(
     ("model", "optimizer", "said"),
     [
-        (3, None, "takes a torch.nn.Module or a mapping of names to NumPy arrays, not int"),
+        (
+            3,
+            None,
+            "takes a torch.nn.Module, a list of them, or a mapping of names to NumPy arrays, not int",
+        ),
         ({}, None, "there is no array to train"),
         ({"n": np.zeros(2, np.int64)}, None, "array 'n' has the type int64"),
-        ({"w": np.zeros(2)}, object(), "an optimizer is for a torch.nn.Module"),
+        ({"w": np.zeros(2)}, object(), "an optimizer or a scheduler is for a torch.nn.Module"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(model: object, optimizer: object, said: str) -> None:

@@ -105,7 +105,7 @@ def test_the_optimizer_goes_on_and_another_one_is_refused() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
 
     def kept_of(optimizer: torch.optim.Optimizer) -> ScriptState:
-        return ScriptState(ModuleWeights(net, optimizer))
+        return ScriptState(ModuleWeights(net, [optimizer]))
 
     adam = torch.optim.Adam(net.parameters())
     net(torch.ones(4, 2)).sum().backward()
