@@ -42,6 +42,30 @@ def plain(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_peer(name: str, peer: str) -> str | None:
+    """The script as it is written for `peer`, "ddp" or "accelerate"; None where there is none."""
+    file = SCRIPTS / peer / f"{name}.diff"
+    return patched(plain(name), file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def patched(text: str, diff: str) -> str:
+    """The text with a unified diff applied. Raises `ValueError` where it does not fit."""
+    old, new, at = text.splitlines(), list[str](), 0
+    for line in diff.splitlines()[2:]:  # after the names of the files
+        if found := re.match(r"@@ -(\d+)", line):
+            start = int(found[1]) - 1
+            new += old[at:start]
+            at = start
+        elif line.startswith("+"):
+            new.append(line[1:])
+        elif old[at] != line[1:]:
+            raise ValueError(f"line {at + 1} is {old[at]!r}, not {line[1:]!r}")
+        else:
+            new += [line[1:]] * line.startswith(" ")
+            at += 1
+    return "\n".join([*new, *old[at:]]) + "\n"
+
+
 def differing(before: str, after: str) -> int:
     """Lines of the script `after` that are new or changed, wherever they are indented."""
     old, new = ([line.strip() for line in text.splitlines()] for text in (before, after))
