@@ -177,6 +177,10 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if count < 1:
             raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
         self._epochs, first = count, self._first_epoch
+        if (
+            self._kept.epoch is not None
+        ):  # its loop has no batches left, but maybe a scheduler's step
+            first = min(first, self._kept.epoch)
         self._share.epoch = max(self._share.epoch, first)
         if first >= count:
             self._shares = True  # a loop that does not begin is no mistake
@@ -184,7 +188,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         for epoch in range(first, count):
             if self.should_stop:
                 return
+            self._kept.epoch = epoch
             yield epoch
+            self._kept.epoch = epoch + 1
 
     def share(
         self, data: Any, batch: int | None = None, shuffle: bool | None = None

@@ -23,7 +23,9 @@ class ScriptState:
         self._stepped = stepped
         self._objects: dict[str, Any] = {}
         self._former: dict[str, bytes] = {}  # of the checkpoint, until its object is named
-        self._rates: Any = None  # of the optimizer in the checkpoint
+        self._rates: Any = None  # of the optimizers in the checkpoint
+        # Of the script's loop: what follows an epoch's last batch may not have been done yet.
+        self.epoch: int | None = None
 
     def keep(self, name: str, thing: Any) -> None:
         """Keep the object in checkpoints. Of a run that is resumed it gets its state back at once.
@@ -54,7 +56,7 @@ class ScriptState:
         if self._stepped is not None:
             module = {"optimizer": self._stepped.state(), "counters": self._stepped.counters()}
         # What the script has not named yet, or does not any more, stays as it was.
-        return pack({"module": module, "kept": {**self._former, **kept}})
+        return pack({"module": module, "kept": {**self._former, **kept}, "epoch": self.epoch})
 
     def put(
         self, command: SaveState, place: Assignment, store: Store, keyspace: str, samples: int
@@ -76,6 +78,7 @@ class ScriptState:
         try:
             state = unpack(data)
             module, kept = state["module"] or {}, dict(state["kept"])
+            self.epoch = state.get("epoch")
             if not all(isinstance(one, bytes) for one in (*module.values(), *kept.values())):
                 raise ValueError("no bytes")
             if module and self._stepped is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from speedo.errors import ConfigError, EngineError
+from speedo.errors import ConfigError, EngineError, ScriptMistake
 from speedo.exchange.vector import Blob, Vector
 
 if TYPE_CHECKING:
@@ -318,3 +318,18 @@ def test_the_steps_of_a_wrapped_optimizer_are_those_of_the_one_inside() -> None:
     wrapped.step()
     handle.remove()
     assert steps == [0]
+
+
+def test_an_optimizer_may_get_parameters_later_that_the_model_had_when_it_was_joined() -> None:
+    import torch
+
+    module = net()
+    optimizer = torch.optim.SGD(module[3].parameters(), lr=0.1)
+    weights = weights_of(module, optimizer)
+    weights.check_changes()
+    optimizer.add_param_group({"params": list(module[1].parameters())})
+    train(module, optimizer, 1)
+    weights.check_changes()
+    optimizer.add_param_group({"params": list(torch.nn.Linear(7, 5).parameters())})
+    with pytest.raises(ScriptMistake, match="join, after the model is complete"):
+        weights.check_changes()

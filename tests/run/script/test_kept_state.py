@@ -32,11 +32,13 @@ def test_what_is_kept_comes_back_when_it_is_named_before_or_after() -> None:
     kept = ScriptState(None)
     kept.keep("a", Thing(n=1, x=np.arange(3)))
     kept.keep("b", Thing(n=2))
+    kept.epoch = 3
     data = kept.save()
     again, a, b = ScriptState(None), Thing(), Thing(n=0)
     again.keep("a", a)
     assert a.state == {}
     again.restore(data)
+    assert again.epoch == 3
     assert (a.state["n"], a.state["x"].tolist()) == (1, [0, 1, 2])
     later = ScriptState(None)
     later.restore(again.save())  # what nobody has named yet is not lost

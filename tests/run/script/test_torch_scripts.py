@@ -40,7 +40,10 @@ EACH_ONCE = Counter({(epoch, position): 1 for epoch in range(2) for position in 
 def test_workers_that_average_gradients_make_the_model_of_one_process(
     speedo: Commands, tmp_path: Path, workers: int, optimizer: str
 ) -> None:
-    """Within 1e-6 of the largest weight; the last batch of an epoch leaves nothing for the last worker."""
+    """Within 1e-6 of the largest weight; the last batch of an epoch leaves nothing for the last worker.
+
+    The mean is clipped, and the learning rate changes with each step.
+    """
     words = ("--workers", str(workers), str(SCRIPT), str(WHOLE // workers), optimizer, "gradients")
     status, _, errors = run(speedo, *words)
     assert status == 0, errors
@@ -83,7 +86,7 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     """Worker 0 leads the team. Who is killed is started again, and no record is trained twice or not.
 
     With gradients the leader dies first with what it was dealt for others: the master had leased that to members that
-    lived on and did not know, and it was in no result.
+    lived on and did not know, and it was in no result. Who is started again has the others' scheduler.
     """
     words = ("--workers", "3", str(SCRIPT), "5", "adam", exchange, "0.15")
     done = tmp_path / "done"
@@ -113,6 +116,11 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
     assert done.exists() == bool(died), "the leader dies with what it was dealt, where there is one"
     assert trained(lines) == EACH_ONCE
     assert killed_in(lines) == died + len(killed)
+    logs = [file.read_text().splitlines() for file in (tmp_path / "run" / "logs").glob("worker-*")]
+    rates = [float(line.split()[1]) for log in logs for line in log if line.startswith("rate ")]
+    assert len(rates) == 3
+    if exchange == "gradients":  # of the last steps, of which some may have been the others'
+        assert max(rates) < 1.1 * min(rates)
     steps = max(line["steps"] for line in lines if line.get("decision") == "merged")
     assert (steps > 1) == (exchange == "gradients")
 

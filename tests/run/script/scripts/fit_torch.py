@@ -27,8 +27,9 @@ optimizer = (
     if name == "adam"
     else torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 )
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 steps = 0
-with speedo.join(model, optimizer, exchange=exchange or None) as run:
+with speedo.join(model, optimizer, scheduler=scheduler, exchange=exchange or None) as run:
     for _ in run.epochs(2):
         for some, right in run.share(loader):
             optimizer.zero_grad()
@@ -36,8 +37,13 @@ with speedo.join(model, optimizer, exchange=exchange or None) as run:
             loss.backward()
             run.report(loss)
             time.sleep(float(pause))
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
+            rate = optimizer.param_groups[0]["lr"]
+            scheduler.step()
             steps += 1
+    if steps:
+        print("rate", rate)
 print("steps", steps, flush=True)
 if file:
     run.save(file)
