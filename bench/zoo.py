@@ -35,10 +35,10 @@ from bench.support.processes import end_by_signals
 CLOSE: Final = 1e-5
 MOST_LINES: Final = 5
 WHOLE, PART = 16, 8  # the batch of one process, and of each of two workers
-# Own statistics of BatchNorm, or gradients rounded to bfloat16, are those of one process that adds up two parts.
-IN_PARTS: Final = ("resnet_bn", "mixed_precision")
-# Two models that take turns: DistributedDataParallel's weights, whose BatchNorm has own statistics as well.
-AS_DDP: Final = ("dcgan",)
+# Gradients that are rounded to bfloat16 are compared with those of one process that adds up two batches of 8.
+IN_PARTS: Final = ("mixed_precision",)
+# With BatchNorm each worker has statistics of its own: compared with one process in which each half of a batch has.
+OWN_STATISTICS: Final = ("resnet_bn", "dcgan")
 BATCHES_PER_STEP: Final = {"small_gpt": 2, "wgan": 3}
 MODES: Final = {
     "sync": ("--mode", "sync"),
@@ -51,6 +51,7 @@ HEADING: Final = (
 )  # fmt: skip
 WAIT_S: Final = 300.0
 Weights = dict[str, np.ndarray[Any, Any]]
+_HALVES: Final = Path(__file__).with_name("support") / "own_statistics.py"
 _FIGURE: Final = re.compile(r"^(loss|accuracy|reward) (\S+)$", re.M)
 _ALONE: Final = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
@@ -113,7 +114,6 @@ def row_of(
     }
     longer = one_process(name, asked.learning, scratch)
     sync, lines = runs["sync"], script_forms.changed(name)
-    reference = ddp if name in AS_DDP and ddp is not None else alone
     problems = [f"{lines} lines are changed"] * (lines > MOST_LINES)
     for what, done in {"one process": alone, "DDP": ddp, "Accelerate": accelerate}.items():
         if done is not None and done.problem:
@@ -123,7 +123,7 @@ def row_of(
         for mode, done in runs.items()
         if done.problem and not (mode == "sync" and done.is_refused)
     ]
-    away = difference(sync.weights, reference.weights)
+    away = difference(sync.weights, alone.weights)
     if not (sync.is_refused or away <= CLOSE):
         problems.append(f"sync differs by {away:.1e}")
     shares = "run.share(" in (script_forms.SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
@@ -131,8 +131,10 @@ def row_of(
     if shares and not_once:
         problems.append(f"not each record was trained once in {' and '.join(not_once)}")
     notes = [f"refused: {sync.problem}"] if sync.is_refused else []
-    if reference is ddp:
-        notes.append("compared with DistributedDataParallel, whose processes have own statistics")
+    if name in OWN_STATISTICS:
+        notes.append(
+            "compared with one process in which each half of a batch has own statistics; the others' halves are others"
+        )
     elif name in IN_PARTS:
         notes.append("compared with one process that adds up the gradients of two batches of 8")
     return (
@@ -141,7 +143,7 @@ def row_of(
             str(lines),
             *(_lines(name, peer) for peer in ("ddp", "accelerate")),
             "refused" if sync.is_refused else f"{away:.1e}",
-            *(_away(one, alone) for one in (ddp, accelerate)),
+            *(_away(name, one, alone) for one in (ddp, accelerate)),
             ("no" if not_once else "yes") if shares else "",
             *("" if one is None else f"{one.seconds:.1f}" for one in (alone, sync, ddp)),
             longer.figure,
@@ -153,10 +155,10 @@ def row_of(
 
 
 def difference(ours: Weights, theirs: Weights) -> float:
-    """The largest difference of a weight, of the largest weight; BatchNorm's moving averages are not compared."""
+    """The largest difference of a weight, of the largest weight; BatchNorm's counters are not compared."""
     if ours.keys() != theirs.keys() or not ours:
         return float("inf")
-    names = [name for name in ours if "running_" not in name and "num_batches" not in name]
+    names = [name for name in ours if "num_batches" not in name]
     apart = max(float(np.abs(ours[name] - theirs[name]).max()) for name in names)
     return apart / max(float(np.abs(theirs[name]).max()) for name in names)
 
@@ -168,7 +170,8 @@ def one_process(name: str, steps: int, scratch: Path) -> Done:
     """The script before it was changed."""
     in_parts = name in IN_PARTS
     script, file = scratch / f"{name}.py", _weights_file(name, scratch / f"alone-{steps}")
-    script.write_text(script_forms.plain(name), encoding="utf-8")
+    before = _HALVES.read_text("utf-8") if name in OWN_STATISTICS else ""
+    script.write_text(before + script_forms.plain(name), encoding="utf-8")
     words = [str(PART if in_parts else WHOLE), str(steps), str(file), *["2"] * in_parts]
     return _run([sys.executable, str(script), *words], file)
 
@@ -261,8 +264,10 @@ def _lines(name: str, peer: str) -> str:
     return "" if text is None else str(script_forms.differing(script_forms.plain(name), text))
 
 
-def _away(peer: Done | None, alone: Done) -> str:
-    return "" if peer is None else f"{difference(peer.weights, alone.weights):.1e}"
+def _away(name: str, peer: Done | None, alone: Done) -> str:
+    if peer is None or name in OWN_STATISTICS:
+        return ""
+    return f"{difference(peer.weights, alone.weights):.1e}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import speedo  # speedo
 
 BATCH, STEPS, FILE = int(sys.argv[1]), int(sys.argv[2]), (*sys.argv, "")[3]
-PARTS = int(sys.argv[4]) if len(sys.argv) > 4 else 1  # whose gradients are added up
 torch.manual_seed(1)
 torch.set_num_threads(1)
 shapes = torch.randn(10, 3, 12, 12)
@@ -43,13 +42,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5)
 with speedo.join(model, optimizer, scheduler=scheduler) as run:  # speedo
     for _ in run.epochs(5):  # speedo: for _ in range(5):
-        batches = enumerate(run.share(loader), 1)  # speedo: batches = enumerate(loader, 1)
-        for number, (x, y) in batches:
-            loss = F.cross_entropy(model(x), y) / PARTS
+        for x, y in run.share(loader):  # speedo: for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
             loss.backward()
-            if number % PARTS == 0:
-                optimizer.step()
-                optimizer.zero_grad()
+            optimizer.step()
         scheduler.step()
 model.eval()
 with torch.no_grad():
