@@ -136,7 +136,9 @@ def row_of(
             "compared with one process in which each half of a batch has own statistics; the others' halves are others"
         )
     elif name in IN_PARTS:
-        notes.append("compared with one process that adds up the gradients of two batches of 8")
+        notes.append(
+            "compared with one process that adds up the gradients of two batches of 8; the others have others"
+        )
     return (
         [
             name,
@@ -265,7 +267,7 @@ def _lines(name: str, peer: str) -> str:
 
 
 def _away(name: str, peer: Done | None, alone: Done) -> str:
-    if peer is None or name in OWN_STATISTICS:
+    if peer is None or name in (*OWN_STATISTICS, *IN_PARTS):
         return ""
     return f"{difference(peer.weights, alone.weights):.1e}"
 

@@ -28,7 +28,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.symbols, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        block = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, F.gelu, batch_first=True)
+        block = nn.TransformerEncoderLayer(WIDTH, 4, 64, 0.0, batch_first=True, bias=False)
         self.blocks = nn.TransformerEncoder(block, 2)
         self.out = nn.Linear(WIDTH, SYMBOLS, bias=False)
         self.out.weight = self.symbols.weight

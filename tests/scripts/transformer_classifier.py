@@ -24,7 +24,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.symbols, self.places = nn.Embedding(8, 32), nn.Parameter(torch.zeros(15, 32))
-        block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        block = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, bias=False)
         self.blocks, self.out = nn.TransformerEncoder(block, 2), nn.Linear(32, 2)
 
     def forward(self, x):

@@ -23,7 +23,9 @@ def points(count):
 loader = DataLoader(TensorDataset(*points(48 * STEPS // 5)), batch_size=BATCH)
 _, test = points(1000)
 G = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
-D = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+D = nn.Sequential(
+    nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1, bias=False)
+)
 optimizer_g = torch.optim.RMSprop(G.parameters(), lr=0.001)
 optimizer_d = torch.optim.RMSprop(D.parameters(), lr=0.001)
 with speedo.join([G, D], [optimizer_g, optimizer_d]) as run:  # speedo

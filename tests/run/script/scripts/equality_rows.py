@@ -98,18 +98,19 @@ class Momentum(Row):
 
 
 class Adam(Row):
-    options = {}
+    fused = foreach = False
 
     def make_optimizer(self):
-        return torch.optim.Adam(self.model.parameters(), lr=0.01, **self.options)
+        how = {"fused": self.fused, "foreach": self.foreach}
+        return torch.optim.Adam(self.model.parameters(), lr=0.01, **how)
 
 
 class Fused(Adam):
-    options = {"fused": True}
+    fused = True
 
 
 class Foreach(Adam):
-    options = {"foreach": True}
+    foreach = True
 
 
 class Groups(Row):
