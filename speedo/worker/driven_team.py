@@ -16,10 +16,9 @@ If all came with a gradient, each makes its step without another meeting.
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,7 @@ from speedo.exchange.vector import Vector, as_bytes, checksum
 from speedo.messages import Team, Train
 from speedo.sgd_modes.rules import Contribution, mean_into
 from speedo.system.failpoints import reached
+from speedo.worker.driven_meeting import Comes, Follows, Optimizers
 from speedo.worker.membership import Membership, Seat
 from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.team_memory import is_finite, stretch_of
@@ -57,63 +57,6 @@ LONG_S: Final = 1.0
 MOST_SAME: Final = 5  # means of bit-identical gradients before it is said
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
-
-
-class Comes(enum.IntEnum):
-    """What a member comes to a meeting for."""
-
-    GRADIENT = 1  # a backward pass has ended
-    STEP = 2
-    IDLE = 3  # the others train the last records of an epoch
-    ASK = 4  # it has no records left
-    LEAVE = 5  # it will pause: the turn ends with the next step
-
-
-class Follows(enum.IntEnum):
-    """What a meeting came to."""
-
-    NOTHING = 0
-    MEAN = 1  # the gradients are the mean of all
-    STEP = 2  # of the optimizer `DrivenTeam.steps_of`
-
-
-class Optimizers(Protocol):
-    """The optimizers of a member's script, and its models' gradients; vectors are of the layout of the weights."""
-
-    blobs: int  # parameters and buffers of the layout
-    made: int  # steps of all optimizers
-
-    def take_gradients(self, out: Vector, present: npt.NDArray[np.uint8]) -> None:
-        """Copy gradients and moving averages into `out`; `present` says which parameters have a gradient."""
-        ...
-
-    def set_gradients(self, mean: Vector, present: npt.NDArray[np.uint8]) -> None:
-        """The reverse."""
-        ...
-
-    def is_finite(self) -> bool:
-        """Whether the gradients are."""
-        ...
-
-    def differs(self, weights: Vector) -> bool:
-        """Whether the weights are others than these, by more than rounding."""
-        ...
-
-    def state(self) -> bytes:
-        """Their state, for another member's `load_state`."""
-        ...
-
-    def load_state(self, state: bytes) -> None: ...
-
-    def rates_key(self) -> int:
-        """A checksum of what `rates` has, without its tensors."""
-        ...
-
-    def rates(self) -> bytes:
-        """Learning rates and the like, and the state of schedulers, for another member's `load_rates`."""
-        ...
-
-    def load_rates(self, state: bytes) -> None: ...
 
 
 class DrivenTeam:
@@ -265,21 +208,23 @@ class DrivenTeam:
         """
         began = self._worker.clock()
         while True:
-            follows = self._come(what, samples, epoch, wants_deal, optimizer)
+            follows = self._come(what, samples, epoch, wants_deal=wants_deal, optimizer=optimizer)
+            if what is Comes.GRADIENT and follows is Follows.SUM:
+                continue
             if what is not Comes.STEP or follows is Follows.STEP:
                 break  # else the others accumulate more
         self._worker.with_team += self._worker.clock() - began
         return follows
 
     def _come(
-        self, what: Comes, samples: int, epoch: int, wants_deal: bool, optimizer: int
+        self, what: Comes, samples: int, epoch: int, *, wants_deal: bool, optimizer: int
     ) -> Follows:
         space, optimizers = self._space, self._optimizers
         rank = self._membership.rank
         assert space is not None
         assert self._seat is not None
         team, parity = self._seat.team, self._parity()
-        own = space.gradients[self._seat.place]
+        own = self._own
         said, present = space.said[parity], space.present[parity]
         is_bad, sum_of_own = False, 0
         present[rank] = 0
@@ -302,6 +247,9 @@ class DrivenTeam:
         self.all_ask = bool((comes == Comes.ASK).all())
         self.ends = self.ends or bool(said[:, ENDS].any())
         self.deal_follows = self.all_ask or (bool(said[0, DEALS]) and not self.ends)
+        if (comes == Comes.SUM).any():
+            self._sum(space, said)
+            return Follows.SUM
         if (comes == Comes.GRADIENT).any():
             self._mean(space, said, present)
             return Follows.MEAN
@@ -309,6 +257,37 @@ class DrivenTeam:
             self._step(space, said, present)
             return Follows.STEP
         return Follows.NOTHING
+
+    def add_up(self, values: Vector) -> None:
+        """Make it the sum of those of all members that come with one; what others come for waits."""
+        began, own = self._worker.clock(), self._own
+        own[: values.size] = values
+        self._come(Comes.SUM, values.size, 0, wants_deal=False, optimizer=0)
+        assert self._space is not None
+        values[:] = self._space.mean[: values.size]
+        self._worker.with_team += self._worker.clock() - began
+
+    def _sum(self, space: TeamSpace, said: npt.NDArray[np.int64]) -> None:
+        comes, here = said[:, COMES] == Comes.SUM, self._membership.here
+        sizes = set(said[comes, SAMPLES].tolist())
+        if len(sizes) > 1:
+            raise ScriptMistake(
+                "workers add up statistics of different SyncBatchNorm layers: all make the same forward passes"
+            )
+        total = space.mean[: sizes.pop()]
+        if self._membership.is_first:
+            total.fill(0.0)
+            for member, values in zip(here, space.gradients, strict=True):
+                if comes[member]:
+                    total += values[: total.size]
+            self._membership.sum_over_hosts(total)
+        self._membership.meet("the sum of all is there")
+
+    @property
+    def _own(self) -> Vector:
+        assert self._space is not None
+        assert self._seat is not None
+        return self._space.gradients[self._seat.place]
 
     def _mean(
         self, space: TeamSpace, said: npt.NDArray[np.int64], present: npt.NDArray[np.uint8]
@@ -366,7 +345,8 @@ class DrivenTeam:
             most, least = (workers[int(find(made))] for find in (np.argmax, np.argmin))
             raise ScriptMistake(
                 f"worker {most} has made a step of the optimizer where worker {least} has made none: all workers make "
-                "a step after the same number of backward passes"
+                "a step after the same number of backward passes; one that not all make goes into "
+                "`with run.accumulate():`"
             )
 
     def require_finite(self) -> None:

@@ -121,7 +121,7 @@ def test_scripts_wait_for_a_redis_that_comes_back_empty(
 def test_a_script_that_hangs_is_killed_and_started_again(
     speedo: Commands, mode: str, finding: Finding
 ) -> None:
-    run = ScriptRun(speedo, mode, "--workers", "3", str(FIT), "none", "0.7")
+    run = ScriptRun(speedo, mode, "--workers", "3", "--timeout", "15", str(FIT), "none", "0.7")
     run.has_begun(8)  # enough turns to know how long one may take
     stand_still(
         next(

@@ -26,7 +26,8 @@ from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.worker.array_weights import ArrayWeights
-from speedo.worker.driven_team import Comes, DrivenTeam, Follows
+from speedo.worker.driven_meeting import Comes, Follows
+from speedo.worker.driven_team import DrivenTeam
 from speedo.worker.membership import Membership
 from speedo.worker.script_turn import ScriptWorker
 
@@ -238,6 +239,24 @@ def test_who_steps_waits_for_those_that_accumulate_more(team: Callable[[int], Me
     assert members.all(one) == [[mean, step], [mean, mean, step], [mean, mean, step]]
     gradients = [one.gradients[0] for one in members.optimizers.values()]
     assert [None if own is None else own.tolist() for own in gradients] == [[3, 0]] * 3
+
+
+def test_sums_are_of_those_that_come_with_one_and_the_others_wait(
+    team: Callable[[int], Members],
+) -> None:
+    members = team(3)
+    members.begin(1)
+
+    def one(worker: int) -> list[float]:
+        team, values = members.teams[worker], np.full(2, worker + 1, np.float32)
+        if worker == 2:
+            assert [team.come(Comes.ASK), team.come(Comes.ASK)] == [Follows.SUM, Follows.MEAN]
+        else:
+            team.add_up(values)
+            assert team.come(Comes.GRADIENT, 4) is Follows.MEAN
+        return [float(one) for one in values]
+
+    assert members.all(one) == [[3, 3], [3, 3], [3, 3]]
 
 
 def test_steps_that_not_all_make_are_a_mistake(team: Callable[[int], Members]) -> None:

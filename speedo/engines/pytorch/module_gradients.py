@@ -168,20 +168,20 @@ class ModuleGradients:
             read_state(state, self._optimizers)
 
     def rates_key(self) -> int:
-        """See `speedo.worker.driven_team.Optimizers`."""
+        """See `speedo.worker.driven_meeting.Optimizers`."""
         states = [one.state_dict() for one in self._schedulers]
         groups = [group for one in self._optimizers for group in one.param_groups]
         values = [(key, one) for group in groups for key, one in group.items() if key != "params"]
         return zlib.crc32(repr((_plain(values), _plain(states))).encode())
 
     def rates(self) -> bytes:
-        """See `speedo.worker.driven_team.Optimizers`."""
+        """See `speedo.worker.driven_meeting.Optimizers`."""
         groups = [get_rates(one) for one in self._optimizers]
         states = [one.state_dict() for one in self._schedulers]
         return pack({"groups": groups, "states": states}, "scheduler", TENSORS)
 
     def load_rates(self, state: bytes) -> None:
-        """See `speedo.worker.driven_team.Optimizers`."""
+        """See `speedo.worker.driven_meeting.Optimizers`."""
         found = unpack(state, TENSORS)
         for scheduler, own in zip(self._schedulers, found["states"], strict=False):
             scheduler.load_state_dict(own)

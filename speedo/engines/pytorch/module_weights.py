@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module, ModuleList
+from torch.nn import Module, ModuleList, SyncBatchNorm
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from speedo.engines.pytorch.module_gradients import ModuleGradients
 from speedo.engines.pytorch.optimizer_state import get_rates, read_state, set_rates, state_bytes
 from speedo.engines.pytorch.packed_tensors import TENSORS
+from speedo.engines.pytorch.sync_batch_norm import AddUp, Synchronised
 from speedo.errors import ConfigError, ScriptMistake
 from speedo.exchange.packed import pack, unpack
 from speedo.exchange.vector import Blob, Layout, Vector
@@ -127,6 +128,15 @@ class ModuleWeights:
     def gradients(self) -> ModuleGradients:
         """The gradients that the optimizers step with."""
         return ModuleGradients(self._module, self._given(), self.layout, self._schedulers)
+
+    @property
+    def is_synchronised(self) -> bool:
+        """Whether it has SyncBatchNorm layers."""
+        return any(isinstance(one, SyncBatchNorm) for one in self._module.modules())
+
+    def synchronised(self, add_up: AddUp) -> Synchronised:
+        """Its SyncBatchNorm layers have the statistics of all workers, until `remove()` of what is returned."""
+        return Synchronised(self._module, add_up)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

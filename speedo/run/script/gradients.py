@@ -14,10 +14,12 @@ from speedo.errors import ConfigError, ScriptMistake, SpeedoError
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.exchange.team_meeting import TeamMeeting
+from speedo.exchange.vector import Vector
 from speedo.messages import Team, Train
 from speedo.run.script.turns import TurnSource
 from speedo.run.script_link import Start
-from speedo.worker.driven_team import Comes, DrivenTeam, Follows, Row
+from speedo.worker.driven_meeting import Comes, Follows
+from speedo.worker.driven_team import DrivenTeam, Row
 from speedo.worker.membership import Membership
 from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
@@ -86,6 +88,7 @@ class GradientTurns:
         )  # records of the last gradient, and those since the last step
         self._is_pending = False  # the others have a mean, and have not stepped with it
         self._is_stale = False  # the script has gradients of a turn that is lost
+        self._is_void = False  # the turn was lost within the present forward or backward pass
         # Records are asked for again once those that were read are trained.
         self.trains_first = False
         self.leaves = False  # this worker will pause, and has the present turn end
@@ -143,8 +146,9 @@ class GradientTurns:
         self._is_due = True
         if self.accumulates or self.idle:
             return
-        self.lost = self._is_stale = False
-        if not self._has_turn() or self._in_team is None:
+        self.lost = self._is_void
+        self._is_stale = self._is_void = False
+        if self.lost or not self._has_turn() or self._in_team is None:
             return
         # Another pass over the same records weighs as the last one.
         self._batch = given - self._counted if given > self._counted else self._batch
@@ -158,6 +162,16 @@ class GradientTurns:
                 self._take_deal(self._in_team)
         except SpeedoError as problem:
             self._lose(problem)
+
+    def add_up(self, values: Vector) -> None:
+        """Make it the sum of those of all workers that have a batch."""
+        if self._is_void or not self._has_turn() or self._in_team is None:
+            return
+        try:
+            self._in_team.add_up(values)
+        except SpeedoError as problem:
+            self._lose(problem)
+            self._is_void = True
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -219,8 +233,10 @@ class GradientTurns:
         assert team is not None
         assert self._worker is not None
         try:
-            while (follows := team.come(Comes.LEAVE, epoch=self._epoch)) is Follows.MEAN:
-                pass
+            while True:
+                follows = team.come(Comes.LEAVE, epoch=self._epoch)
+                if follows in (Follows.STEP, Follows.NOTHING):
+                    break
             if follows is Follows.STEP:
                 self._step_of_the_others(team)
             elif self._worker.steps:
@@ -295,6 +311,8 @@ class GradientTurns:
         follows = team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch)
         if follows is Follows.STEP:
             self._step_of_the_others(team)
+            return None
+        if follows is Follows.SUM:
             return None
         self._is_pending = follows is Follows.MEAN
         if is_idle and self._rows[0] is None:

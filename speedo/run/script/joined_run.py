@@ -408,6 +408,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._collectives = Collectives(partial(gather, start, turns.source, turns.paused))
         if turns.gradients is not None:
             self._hooks.append(self._stepped.before_step(turns.before_step))
+            self._hooks.append(self._stepped.synchronised(turns.add_up))
             turns.gradients.on_backward(turns.after_backward)
         if start.settings.epoch > 0:  # of a master that has resumed the run
             turns.go_on()

@@ -90,6 +90,11 @@ class ScriptTurns:
         except ConfigError as error:
             self.source.raised(error)
             raise
+        if not by_gradients and stepped is not None and stepped.is_synchronised:
+            print(
+                "speedo: SyncBatchNorm has the statistics of each worker alone, because deltas are averaged",
+                file=sys.stderr,
+            )
         if by_gradients:
             self.gradients = GradientTurns(
                 stepped, self.has_turn, self.end, self._lose, self.source, self.share
@@ -220,9 +225,18 @@ class ScriptTurns:
     def after_backward(self) -> None:
         """A backward pass has ended, whose gradients are exchanged."""
         assert self.gradients is not None
+        if self._pauses:  # one of a test
+            return
         if not self.gradients.accumulates:
             self.hello(self.share.given or 1)
         self.gradients.after_backward(self.share.given)
+
+    def add_up(self, values: Vector) -> None:
+        """Statistics of a batch, of all workers."""
+        assert self.gradients is not None
+        if not self._pauses:
+            self.hello(self.share.given or 1)
+            self.gradients.add_up(values)
 
     def before_step(self, closure: bool, number: int) -> None:
         """Optimizer `number` will make a step, with the gradients that were exchanged before."""
