@@ -1,14 +1,15 @@
 """Trains small nets, each in another way, as a worker; then worker 0 trains them with whole batches, by itself.
 
-equality_rows.py ROW,ROW,...|all
+equality_rows.py WORKERS ROW,ROW,...
 
-Prints for each row how far the weights lie apart, of the largest weight. All rows share a run: each has models and
-optimizers of its own.
+Prints for each row how far the weights lie apart, and how far the first ones lay, of the largest weight. All rows share
+a run: each has models and optimizers of its own.
 """
 
 import sys
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import speedo
 
-STEPS, WHOLE, PART = 20, 16, 8
+STEPS, WHOLE = 20, 16
 torch.set_num_threads(1)
 torch.manual_seed(5)
 X = torch.randn(STEPS * WHOLE, 6)
@@ -32,7 +33,7 @@ def net(*middle, inward=6):
 class Row:
     """SGD with momentum; the others say what they do else."""
 
-    in_parts = False  # the whole batch is two parts, whose gradients are added up
+    in_parts = False  # the whole batch is the parts of the workers, whose gradients are added up
 
     def __init__(self):
         torch.manual_seed(7)
@@ -238,6 +239,13 @@ class BatchNorm(Row):
             one.copy_(value)
 
 
+class SyncBatchNorm(Row):
+    """Its statistics are those of the whole batch."""
+
+    def make_model(self):
+        return nn.SyncBatchNorm.convert_sync_batchnorm(net(nn.BatchNorm1d(8)))
+
+
 class Tied(Row):
     def make_model(self):
         model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 1))
@@ -360,15 +368,17 @@ ROWS = {
     one.__name__: one
     for one in (
         *(Plain, Momentum, Adam, Groups, StepRate, OneCycle, Cosine, Accumulated, AccumulatedSaid),
-        *(ClipNorm, ClipValue, Scaler, ScalerClip, Autocast, BFloat16, BatchNorm, Tied, Frozen),
-        *(Unused, Float64, Fused, Foreach, TwoOptimizers, Adversaries, Average, Compiled),
+        *(ClipNorm, ClipValue, Scaler, ScalerClip, Autocast, BFloat16, BatchNorm, SyncBatchNorm),
+        *(Tied, Frozen, Unused, Float64, Fused, Foreach, Compiled),
+        *(TwoOptimizers, Adversaries, Average),
     )
 }
 
 
-def main(names):
+def train_modules(names, part):
+    """States by row: after the run, after steps with whole batches, and at the beginning."""
     rows = {name: ROWS[name]() for name in names}
-    loader = DataLoader(TensorDataset(X, Y), batch_size=PART)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=part)
     models = [one for row in rows.values() for one in row.models]
     optimizers = [one for row in rows.values() for one in row.optimizers]
     schedulers = [one for row in rows.values() for one in row.schedulers]
@@ -376,24 +386,46 @@ def main(names):
         for number, batch in enumerate(run.share(loader), 1):
             for row in rows.values():
                 row.train([batch], number, run)
-    if run.rank:
-        return
     for name, row in rows.items():
         alone = ROWS[name]()
         for number in range(1, STEPS + 1):
             place = slice((number - 1) * WHOLE, number * WHOLE)
-            size = PART if alone.in_parts else WHOLE
+            size = part if alone.in_parts else WHOLE
             parts = list(zip(X[place].split(size), Y[place].split(size), strict=True))
             alone.train(parts, number, None)
-        ours, theirs = row.state(), alone.state()
-        apart = max(float((ours[one] - theirs[one]).abs().max()) for one in theirs)
-        moved = max(float((ROWS[name]().state()[one] - theirs[one]).abs().max()) for one in theirs)
+        yield name, row.state(), alone.state(), ROWS[name]().state()
+
+
+def train_arrays(part):
+    """The same of a line that NumPy fits."""
+    x, y = X.numpy(), Y.numpy()
+    w, alone, first = (np.zeros((6, 1), np.float32) for _ in range(3))
+
+    def step(w, x, y):
+        w -= 0.2 * x.T @ (x @ w - y) / len(x)
+
+    with speedo.join({"w": w}) as run:
+        for some, right in run.share((x, y), batch=part):
+            step(w, some, right)
+            run.step()
+    for some, right in zip(np.split(x, STEPS), np.split(y, STEPS), strict=True):
+        step(alone, some, right)
+    yield "NumPy", *({"w": torch.from_numpy(one)} for one in (w, alone, first))
+
+
+def main(workers, names):
+    part = WHOLE // workers
+    for name, ours, theirs, first in train_modules(names, part) if names else train_arrays(part):
         largest = max(float(one.abs().max()) for one in theirs.values())
-        print(f"row {name} {apart / largest:.1e} {moved / largest:.1e}", flush=True)
+        apart, moved = (
+            max(float((one[name] - theirs[name]).abs().max()) for name in theirs) / largest
+            for one in (ours, first)
+        )
+        print(f"row {name} {apart:.1e} {moved:.1e}", flush=True)
 
 
 if __name__ == "__main__":
-    asked = [name for name in ROWS if name in sys.argv[1].split(",")]
+    asked = [name for name in ROWS if name in sys.argv[2].split(",")]
     if "Compiled" not in asked:
         import no_compiler  # noqa: F401
-    main(asked)
+    main(int(sys.argv[1]), asked)
