@@ -22,6 +22,7 @@ from speedo.run.script.collectives import Collectives
 from speedo.run.script.events import ScriptEvents
 from speedo.run.script.gathering import gather
 from speedo.run.script.gradients import check_exchange
+from speedo.run.script.iterations import Iterations
 from speedo.run.script.kept_state import ScriptState
 from speedo.run.script.script_turns import ScriptTurns
 from speedo.run.script.shared_test import batches_to_test
@@ -146,9 +147,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self.rank, self.size = 0, 1
         self._weights, self._stepped, self._events = weights, stepped, events
         self._exchange, self._several = exchange, several  # several optimizers
-        # Of those that have stepped since an iteration ended, and the one whose step ends it.
-        self._order: list[int] = []
-        self._last: int | None = None
+        self._iterations = Iterations()
         self._hooks: list[Any] = []
         self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
@@ -157,12 +156,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._share = RecordShare(self._own.lease, lambda: None, 0)
         self._epochs, self._steps, self._first_epoch = 0, 0, 0
         self._shares = False  # `share` was called
-        self._no_step, self._unused = (
-            True,
-            0,
-        )  # no step yet, and the batches that `share` gave before it
-        self._over_since = 0.0  # when a step found the run over
-        self._tested = 0  # calls of `test`
+        # No step yet, and the batches that `share` gave before it.
+        self._no_step, self._unused = True, 0
+        self._over_since, self._tested = 0.0, 0  # when a step found the run over; calls of `test`
         self._loss: float | None = None
 
     # ------------------------------------------------------------ the script's side
@@ -237,14 +233,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     def _check_steps(self, few: int = 1) -> None:
         """Raises `ScriptMistake` where more than a few batches were given, and no step was made."""
         if self._no_step and self._unused > few:
+            remedy = "call run.step() after each change of the arrays"
+            if self._stepped is not None:
+                remedy = "give speedo.join the optimizer that steps; weights changed by hand are NumPy arrays"
             raise ScriptMistake(
-                f"run.share gave {self._unused} batches, and no step was made with them: "
-                + (
-                    "call run.step() after each change of the arrays"
-                    if self._stepped is None
-                    else "give speedo.join the optimizer that steps; where weights are changed by hand, give it "
-                    "NumPy arrays and call run.step()"
-                )
+                f"run.share gave {self._unused} batches, and no step was made with them: {remedy}"
             )
 
     def step(self, loss: float | None = None, samples: int | None = None) -> None:
@@ -270,7 +263,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._end_loop()
         is_idle = gradients is not None and gradients.idle
         counted = 0 if gradients is None else gradients.after_step()
-        if gradients is None and self._several and not self._ends_iteration(number):
+        if gradients is None and self._several and not self._iterations.ends_with(number):
             return
         if is_idle:
             samples = counted  # a batch that the script has in hand is of its next step
@@ -290,20 +283,6 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
-    def _ends_iteration(self, number: int) -> bool:
-        """Whether the step of this one of several optimizers is the last of an iteration.
-
-        Before it there may be gradients to come of what was computed with the present weights.
-        """
-        if number in self._order:
-            self._last = self._order[-1]
-            self._order.clear()
-        self._order.append(number)
-        if number != self._last:
-            return False
-        self._order.clear()
-        return True
-
     def _end_loop(self) -> None:
         """Raise `LoopEnds` in a loop that goes on though the run is over, and does not ask `should_stop`."""
         self._over_since = self._over_since or time.monotonic()
@@ -317,8 +296,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     def report(self, loss: float) -> None:
         """Say the loss of the step that follows, for the log: with an optimizer, before its step. May be a tensor."""
-        # PyTorch warns of one with gradients
-        self._loss = float(getattr(loss, "detach", lambda: loss)())
+        self._loss = float(getattr(loss, "detach", lambda: loss)())  # it may have a gradient
 
     def test(
         self, measure: Measure, data: Any = None, batch: int | None = None
