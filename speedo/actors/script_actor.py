@@ -31,6 +31,7 @@ from speedo.messages import SaveState, StateSaved, Tested, Train
 from speedo.run.open_store import is_near, overlaps, this_machine
 from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
+    PLACE,
     VARIABLE,
     Done,
     Failed,
@@ -109,6 +110,7 @@ class ScriptActor:
                 "PYTHONHASHSEED": str(settings.seed % (1 << 32)),
                 **users_environment(),
                 VARIABLE: str(scratch),
+                PLACE: f"{place.worker}/{settings.workers}",
             }
             # The kernel ends the script with the thread that started it, so that one lives as long as this actor.
             threading.Thread(target=self._run, args=(environment,), daemon=True).start()

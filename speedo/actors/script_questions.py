@@ -17,6 +17,7 @@ from speedo.run.script_link import (
     Met,
     Missing,
     Question,
+    Shares,
     TestLease,
     TestPart,
     TestTurn,
@@ -44,6 +45,9 @@ class ScriptQuestions:
                     return self._leases.deal(question)
                 case NotDealt(number):
                     self._leases.not_dealt(*who, number)
+                    return NoLease.WAIT
+                case Shares(data):
+                    self._leases.check(place.worker, data)
                     return NoLease.WAIT
                 case AtTest(number, records, pauses=False):
                     begins = self._tests.claim(*who, number, records)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+UNKNOWN: Final = 1 << 40  # records: those of a stream of which no worker has come to the end
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,12 +46,12 @@ class NoLease(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """A worker asks for at most `count` positions.
+    """A worker asks for at most `count` positions; with 0 it only says what it has `skipped`.
 
     `records` and `shuffle` are those of its data set. Its own loop is in `epoch`; `epochs` is how many its script
     wants in all, 0 if that is not known: then one more than `epoch`. `skipped` are parts of its leases that it does
-    not train: the last, smaller batch of an epoch, where the script drops it. A worker that `waits` has reported all
-    that it trained, and asks whether something came back.
+    not train: the last, smaller batch of an epoch, where the script drops it, or what is behind the end of a stream. A
+    worker that `waits` has reported all that it trained, and asks whether something came back.
     """
 
     records: int

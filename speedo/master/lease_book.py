@@ -13,6 +13,7 @@ from typing import Any
 
 from speedo.errors import CheckpointError, ConfigError
 from speedo.exchange.lease import (
+    UNKNOWN,
     DealRequest,
     Dealt,
     Lease,
@@ -39,7 +40,8 @@ class _Holder:
 class LeaseBook:
     """The leases of one run. `epoch` and `position` are the first that were not given out yet.
 
-    `records` is 0 until the first worker has said how many there are.
+    `records` is 0 until the first worker has said how many there are, and `UNKNOWN` of a stream until one has come to
+    its end.
     """
 
     seed: int
@@ -79,12 +81,13 @@ class LeaseBook:
         holder = self._holder(worker, incarnation)
         if holder is None:
             return NoLease.WAIT
-        self._check(worker, request)
-        holder.leases = without(holder.leases, request.skipped)
-        self.records, self.shuffle = request.records, request.shuffle
+        self._take_records(worker, request.records)
+        holder.leases, self.shuffle = without(holder.leases, request.skipped), request.shuffle
         self._wanted = max(self._wanted, request.epochs or request.epoch + 1)
         self._all_known = request.epochs > 0
         holder.waits = request.waits
+        if not request.count:
+            return NoLease.WAIT
         if self._free:
             first = self._free[0]
             found = Lease(first.epoch, first.start, min(first.stop, first.start + request.count))
@@ -269,7 +272,11 @@ class LeaseBook:
         holder.leases = without(holder.leases, (lease,))
 
     def _take_back(self, leases: tuple[Lease, ...]) -> None:
-        self._free = join_ranges((*self._free, *leases))
+        self._free = join_ranges(
+            replace(one, stop=min(one.stop, self.records))
+            for one in (*self._free, *leases)
+            if one.start < self.records
+        )
 
     def _nothing_comes(self, asks: _Holder) -> bool:
         """All is settled; or what is not is held by workers that wait themselves: a script made no step on it."""
@@ -282,22 +289,14 @@ class LeaseBook:
         held = (holder.leases for holder in self._held.values())
         return chain(self._free, *held, *self._turns.values())
 
-    def _check(self, worker: int, request: LeaseRequest) -> None:
-        if request.records < 1 or request.count < 1:
+    def _take_records(self, worker: int, records: int) -> None:
+        """So many has the worker's data. Of a stream the first worker that comes to the end says it, in epoch 0."""
+        if self.records and self.records != records and UNKNOWN not in (self.records, records):
             raise ConfigError(
-                f"worker {worker} asks for {request.count} of {request.records} records: "
-                "run.share needs a data set with at least one record"
+                f"worker {worker} shares a data set of {records} records, the run has one of "
+                f"{self.records}: give run.share the same data set on every worker, and in each epoch"
             )
-        if self.records and request.records != self.records:
-            raise ConfigError(
-                f"worker {worker} shares a data set of {request.records} records, the run has one of "
-                f"{self.records}: give run.share the same data set on every worker"
-            )
-        if self.records and request.shuffle != self.shuffle:
-            here, there = (
-                "shuffles" if one else "does not shuffle" for one in (request.shuffle, self.shuffle)
-            )
-            raise ConfigError(
-                f"worker {worker} {here} its records, the run {there} them: "
-                "use the same shuffle on every worker"
-            )
+        if records < self.records:
+            self.records, self.epoch, self.position = records, 1, 0
+            self._take_back(())
+        self.records = self.records or records

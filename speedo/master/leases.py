@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from speedo.errors import ConfigError
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, SetAside, Trained
@@ -24,6 +25,7 @@ class Leases:
         self._last: dict[int, int] = {}  # ticket, by worker
         self._again = Counter[int]()  # results that came once more, by ticket
         self._finished = False
+        self._first: tuple[int, Mapping[str, str]] | None = None  # worker and its data
 
     def all_trained(self) -> bool:
         """Whether nothing is left for any worker, also for one that comes again."""
@@ -41,6 +43,18 @@ class Leases:
             # What it trained before its pause is known only once the pause is.
             waits = request.waits and (worker, incarnation) in self._pausing
             return self._book.lease(worker, incarnation, replace(request, waits=waits))
+
+    def check(self, worker: int, data: Mapping[str, str]) -> None:
+        """Raises `ConfigError` if the worker's data is not that of the first that said what it has."""
+        with self._lock:
+            first, others = self._first = self._first or (worker, data)
+        for name, value in data.items():
+            if (there := others.get(name, value)) != value:
+                raise ConfigError(
+                    f"the data of worker {worker} is not that of worker {first}: {name} is {value} instead of "
+                    f"{there}; workers divide record numbers, so each needs the same records in the same order: "
+                    "seed random_split and what else is random, and sort what os.listdir and glob return"
+                )
 
     def deal(self, deal: DealRequest) -> Dealt:
         """What the members of a team may train in their next rounds. Raises as `lease`."""

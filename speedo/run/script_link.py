@@ -23,6 +23,7 @@ from speedo.run.settings import RunSettings
 
 MISTAKE: Final = "a mistake in the script"  # that each worker would make again: it stops the run
 VARIABLE: Final = "SPEEDO_WORKER"  # the worker's folder
+PLACE: Final = "SPEEDO_PLACE"  # "rank/size", for what needs them before it joins
 SOCKET: Final = "script"
 
 
@@ -70,6 +71,13 @@ class Serve:
 
     folder: str
     servers: tuple[ServerAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of the script: what is the same for all that share this data, by name."""
+
+    data: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +200,7 @@ Question = (
     LeaseRequest
     | DealRequest
     | NotDealt
+    | Shares
     | AtTest
     | TestLease
     | TestPart

@@ -6,9 +6,30 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from speedo.errors import ConfigError
-from speedo.exchange.lease import Lease, LeaseRequest, NoLease, join_ranges, order_of
+from speedo.errors import ConfigError, ScriptMistake
+from speedo.exchange.lease import UNKNOWN, Lease, LeaseRequest, NoLease, join_ranges
 from speedo.worker.record_source import Indices, Numbers, RecordSource, record_source
+
+
+class SharedBatches:
+    """What `run.share` returns: `begin` begins an epoch; `number` batches are one of this worker's."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], number: int | None) -> None:
+        self._begin, self._number = begin, number
+        self._begun: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        if self._number is None:
+            raise TypeError("a stream given to run.share has no known length")
+        return self._number
+
+    def __iter__(self) -> Iterator[Any]:
+        begun, self._begun = self._begun, None
+        return begun or self._begin()
+
+    def __next__(self) -> Any:
+        self._begun = self._begun or self._begin()
+        return next(self._begun)
 
 
 class RecordShare:
@@ -43,7 +64,7 @@ class RecordShare:
         self._skipped: list[Lease] = []  # not to be trained, and the master does not know yet
         self._orders: dict[int, Indices] = {}  # of the latest epochs
         # The loader reads them; the loop has not seen them
-        self._ahead_of_loop: deque[Lease] = deque()
+        self._ahead_of_loop: deque[tuple[Lease, Indices]] = deque()
         self._data: Any = None
         self._how: tuple[int | None, bool | None] = (None, None)  # batch and shuffle, as given
         self._source: RecordSource | None = None
@@ -56,14 +77,14 @@ class RecordShare:
         Without `epochs`, how many the script wants in all, each epoch ends for all workers at once: only when all its
         records are settled is it known that none comes back.
         """
-        source = self._source_of(data, batch, shuffle)
+        source = self.source_of(data, batch, shuffle)
         return self._loop(source, epochs)
 
     @property
-    def drop_last(self) -> bool:
-        """Whether what is left of an epoch for less than a whole batch is not trained."""
+    def source(self) -> RecordSource:
+        """Of the data set that `batches` was given."""
         assert self._source is not None
-        return self._source.drop_last
+        return self._source
 
     @property
     def has_loaders(self) -> bool:
@@ -80,18 +101,6 @@ class RecordShare:
         """Whether it has records that no loop has come to."""
         return bool(self._kept)
 
-    @property
-    def records(self) -> int:
-        """Of the data set that `batches` was given."""
-        assert self._source is not None
-        return self._source.records
-
-    @property
-    def batch(self) -> int:
-        """Records of a batch, of the data set that `batches` was given."""
-        assert self._source is not None
-        return self._source.batch
-
     def taken(self) -> tuple[tuple[Lease, ...], int]:
         """What the loop was given since the last call, and how many records that is: what the turn trained."""
         ranges, self._taken = join_ranges(self._taken), []
@@ -107,16 +116,16 @@ class RecordShare:
 
     # ------------------------------------------------------------ parts
 
-    def _source_of(self, data: Any, batch: int | None, shuffle: bool | None) -> RecordSource:
+    def source_of(self, data: Any, batch: int | None, shuffle: bool | None) -> RecordSource:
         """The same as long as `data` is: a loader's processes may stay from epoch to epoch."""
         former = self._source
         if former is not None and data is self._data and self._how == (batch, shuffle):
             return former
-        source = record_source(data, batch, shuffle)
+        source = record_source(data, batch, shuffle, self._seed)
         if former is not None:
             for what in ("records", "shuffle"):
                 before, now = getattr(former, what), getattr(source, what)
-                if before != now:
+                if before != now and UNKNOWN not in (before, now):
                     raise ConfigError(
                         f"run.share was called with {what}={before} before and {what}={now} now: "
                         "a run shares one data set; iterate over others without run.share"
@@ -126,20 +135,21 @@ class RecordShare:
 
     def _loop(self, source: RecordSource, epochs: int) -> Iterator[Any]:
         epoch, self.epoch, self._over = self.epoch, self.epoch + 1, False
-        ahead = self._ahead_of_loop = deque[Lease]()
+        ahead = self._ahead_of_loop = deque[tuple[Lease, Indices]]()
         try:
             while not self._over:
                 for one in source.read(self._record_numbers(source, epoch, epochs, ahead)):
-                    self._taken.append(ahead.popleft())
-                    self.given += len(self._taken[-1])
+                    lease, numbers = ahead.popleft()
+                    self._taken.append(lease)
+                    self.given += source.size(numbers, one)
                     yield one
                 if not self._over:
                     self._wait()
         finally:  # the script may have left its loop
-            self._kept = list(join_ranges((*ahead, *self._kept)))
+            self._kept = list(join_ranges((*(lease for lease, _ in ahead), *self._kept)))
 
     def _record_numbers(
-        self, source: RecordSource, epoch: int, epochs: int, ahead: deque[Lease]
+        self, source: RecordSource, epoch: int, epochs: int, ahead: deque[tuple[Lease, Indices]]
     ) -> Numbers:
         """Batch after batch, until this epoch's loop is over or has to wait."""
         while True:
@@ -156,8 +166,12 @@ class RecordShare:
                 if source.drop_last and len(part) < source.batch and stop == source.records:
                     self._skipped.append(part)
                     continue
-                ahead.append(part)
-                yield self._order(source, part.epoch)[part.start : part.stop]
+                numbers = self._order(source, part.epoch)[part.start : part.stop]
+                ahead.append((part, numbers))
+                yield numbers
+                if part.stop > source.records:  # the stream has ended before it
+                    ahead.pop()
+                    self._skipped.append(part)
             answer = self._lease(
                 LeaseRequest(
                     source.records,
@@ -176,7 +190,7 @@ class RecordShare:
 
     def _count(self, source: RecordSource) -> int:
         most = source.batch * self.steps
-        if self._ahead:
+        if self._ahead and source.records < UNKNOWN:
             most = max(most, source.records // (100 * self.workers))
         return most // source.batch * source.batch
 
@@ -184,5 +198,10 @@ class RecordShare:
         if epoch not in self._orders:
             if len(self._orders) > 1:
                 del self._orders[min(self._orders)]
-            self._orders[epoch] = order_of(source.records, epoch, self._seed, source.shuffle)
+            order = self._orders[epoch] = source.order(epoch)
+            if len(order) not in (source.records, UNKNOWN):
+                raise ScriptMistake(
+                    f"the sampler of the loader given to run.share gives {len(order)} indices or batches in epoch "
+                    f"{epoch} and {source.records} in epoch 0: give run.share one with the same number in each"
+                )
         return self._orders[epoch]

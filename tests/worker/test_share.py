@@ -33,6 +33,15 @@ def test_arrays_are_cut_into_batches_of_matching_rows() -> None:
     np.testing.assert_array_equal(np.concatenate([labels for _, labels in found]), y)
 
 
+def test_arrays_may_be_in_dictionaries_and_tuples_in_each_other() -> None:
+    x, y = np.arange(20).reshape(10, 2), np.arange(10)
+    found = Run().epoch({"x": x, "more": (y, {"y": y})}, batch=4)
+    assert [len(one["x"]) for one in found] == [4, 4, 2]
+    for one in found:
+        np.testing.assert_array_equal(one["x"], x[one["more"][0]])
+        np.testing.assert_array_equal(one["more"][0], one["more"][1]["y"])
+
+
 def test_one_array_and_a_list_have_batches_too() -> None:
     found = Run().epoch(np.arange(5.0), batch=2)
     assert [some.tolist() for some in found] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
@@ -55,16 +64,26 @@ def test_the_order_of_an_epoch_is_the_same_with_every_numpy() -> None:
 CANNOT_DIVIDE = ["needs records with numbers", "a list, arrays, a Dataset", "DataLoader"]
 
 
+class Letters:
+    """A stream that begins again each time."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("abc")
+
+
 @pytest.mark.parametrize(
     ("data", "named", "words"),
     [
         ((one for one in "abc"), {}, ["a generator", *CANNOT_DIVIDE]),
         ({"x": [1], "y": [2]}, {}, ["a dict", *CANNOT_DIVIDE]),
         (zip([1], [2], strict=True), {}, ["a zip", *CANNOT_DIVIDE]),
+        ({"a", "b"}, {}, ["a set", *CANNOT_DIVIDE]),
+        (Letters(), {"batch": 2}, ["a stream and batch=", "batch_size="]),
         ([], {}, ["list", "no records"]),
         ([1, 2], {"batch": 0}, ["batch=0", "1 or more"]),
         ((np.zeros(3), np.zeros(4)), {"batch": 2}, ["different lengths, 3, 4"]),
         ((np.zeros(3), np.zeros(3)), {}, ["2 arrays", "add batch="]),
+        ({"x": np.zeros(3), "y": (np.zeros(4),)}, {"batch": 2}, ["different lengths, 3, 4"]),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_the_loop(

@@ -280,12 +280,15 @@ class GradientTurns:
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """The next records of this worker; until there are some it takes part in the others' steps."""
+        if request.skipped:  # the team's deals do not say it
+            self._turns.lease(replace(request, count=0))
+            request = replace(request, skipped=())
         self._request, self.trains_first = request, False
         while self._is_pending or not (self._rows and self._rows[0] is not None):
             if not self._has_turn():
                 return NoLease.OVER
             team = self._in_team
-            if team is None or (request.skipped and not self._is_pending):
+            if team is None:
                 self._is_pending = False
                 self._rows = deque(row for row in self._rows if row is not None)
                 if not self._rows:
@@ -358,11 +361,11 @@ class GradientTurns:
         assert request is not None
         # Who joins has nothing to train as long as the others have rows: so they have few.
         most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
-        asked = replace(request, count=share.batch, epoch=epoch)
+        asked = replace(request, count=share.source.batch, epoch=epoch)
         members = tuple(one[:2] for one in team.members)
         try:
             return self._turns.deal(
-                DealRequest(team.next_deal, asked, members, most, share.drop_last)
+                DealRequest(team.next_deal, asked, members, most, share.source.drop_last)
             )
         except (EOFError, OSError):  # the run is gone, as the end of the turn will show
             return Dealt((), NoLease.OVER)

@@ -21,6 +21,7 @@ from speedo.run.script.collectives import Collectives
 from speedo.run.script.events import ScriptEvents
 from speedo.run.script.gathering import gather
 from speedo.run.script.gradients import check_exchange
+from speedo.run.script.iterations import Iterations
 from speedo.run.script.kept_state import ScriptState
 from speedo.run.script.saving import save
 from speedo.run.script.script_turns import ScriptTurns
@@ -37,7 +38,7 @@ from speedo.run_dir.events import (
 from speedo.system.kept_memory import keep_freed_memory
 from speedo.watch.callbacks import Callbacks
 from speedo.worker.array_weights import ArrayWeights
-from speedo.worker.share import RecordShare
+from speedo.worker.share import RecordShare, SharedBatches
 from speedo.worker.weights import ScriptWeights
 
 MANY: Final = 100  # batches in an epoch without a step: gradients may be added up, or a GradScaler leave steps out
@@ -146,9 +147,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self.rank, self.size, self.is_first = 0, 1, True
         self._weights, self._stepped, self._events = weights, stepped, events
         self._exchange, self._several = exchange, several  # several optimizers
-        # Of those that have stepped since an iteration ended, and the one whose step ends it.
-        self._order: list[int] = []
-        self._last: int | None = None
+        self._iterations = Iterations()
         self._hooks: list[Any] = []
         self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
@@ -157,12 +156,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._share = RecordShare(self._own.lease, lambda: None, 0)
         self._epochs, self._steps, self._first_epoch = 0, 0, 0
         self._shares = False  # `share` was called
-        self._no_step, self._unused = (
-            True,
-            0,
-        )  # no step yet, and the batches that `share` gave before it
-        self._over_since = 0.0  # when a step found the run over
-        self._tested = 0  # calls of `test`
+        # No step yet, and the batches that `share` gave before it.
+        self._no_step, self._unused = True, 0
+        self._over_since, self._tested = 0.0, 0  # when a step found the run over; calls of `test`
         self._loss: float | None = None
 
     # ------------------------------------------------------------ the script's side
@@ -178,42 +174,48 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         worker = None if self._turns is None else self._turns.worker
         return self._steps if worker is None else worker.iteration
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of this many epochs; of a run that is resumed those that are not trained to their end.
+    def epochs(self, count: int, start: int = 0) -> Iterator[int]:
+        """The numbers of this many epochs, from `start` on; of a resumed run those that are not trained to their end.
 
-        Ends early once the run is over.
+        A second call continues with the next epochs of the run. Ends early once the run is over.
         """
         if count < 1:
             raise ConfigError(f"run.epochs({count}): a run has at least 1 epoch")
-        self._epochs, first = count, self._first_epoch
-        if (
-            self._kept.epoch is not None
-        ):  # its loop has no batches left, but maybe a scheduler's step
-            first = min(first, self._kept.epoch)
+        before, first = min(self._epochs, self._share.epoch), self._first_epoch
+        self._epochs = before + count
+        if self._kept.epoch is not None:
+            first = min(first, self._kept.epoch)  # without batches, but maybe a scheduler's step
+        first = max(before, first)
         self._share.epoch = max(self._share.epoch, first)
-        if first >= count:
+        if first >= self._epochs:
             self._shares = True  # a loop that does not begin is no mistake
             print(f"speedo: the run has trained {count} epochs, all that are asked for", flush=True)
-        for epoch in range(first, count):
+        for epoch in range(first, self._epochs):
             if self.should_stop:
                 return
             self._kept.epoch = epoch
-            yield epoch
+            yield epoch - before + start
             self._kept.epoch = epoch + 1
 
     def share(
         self, data: Any, batch: int | None = None, shuffle: bool | None = None
-    ) -> Iterator[Any]:
-        """This worker's batches of one epoch of `data`: each record is trained by one worker, once.
+    ) -> SharedBatches:
+        """This worker's batches of `data`, one epoch each time they are iterated: each record is trained once.
 
-        `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or a tuple of
-        arrays of equal length: `batch` of its records are an item, without it each by itself, in the order of their
-        numbers or in another one for each epoch (`shuffle`). Raises `ConfigError` for what has no numbered records.
+        `data` is a PyTorch DataLoader, which has its own batch and order. Or a Dataset, a sequence, or arrays of equal
+        length in a tuple or dictionary: `batch` of its records are an item, without it each by itself, in the order of
+        their numbers or in another one for each epoch (`shuffle`). Or a stream, as an IterableDataset, of which each
+        worker reads all. `len()` are the batches of an epoch for each of the workers that are wanted, rounded up.
+        Raises `ConfigError` for what cannot be divided, and for other data than the other workers have.
         """
-        items, turns = self._share.batches(data, batch, shuffle, epochs=self._epochs), self._turns
+        number = self._share.source_of(data, batch, shuffle).batches(self.size)
+        return SharedBatches(partial(self._batches, data, batch, shuffle), number)
+
+    def _batches(self, data: Any, batch: int | None, shuffle: bool | None) -> Iterator[Any]:
+        items, turns = self._share.batches(data, batch, shuffle, self._epochs), self._turns
         self._shares = True
         if turns is not None:
-            turns.hello(self._share.batch)
+            turns.shares()
         # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
         while (turns is None or turns.has_turn()) and (
             item := next(items, _NO_MORE)
@@ -226,14 +228,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     def _check_steps(self, few: int = 1) -> None:
         """Raises `ScriptMistake` where more than a few batches were given, and no step was made."""
         if self._no_step and self._unused > few:
+            remedy = "call run.step() after each change of the arrays"
+            if self._stepped is not None:
+                remedy = "give speedo.join the optimizer that steps; weights changed by hand are NumPy arrays"
             raise ScriptMistake(
-                f"run.share gave {self._unused} batches, and no step was made with them: "
-                + (
-                    "call run.step() after each change of the arrays"
-                    if self._stepped is None
-                    else "give speedo.join the optimizer that steps; where weights are changed by hand, give it "
-                    "NumPy arrays and call run.step()"
-                )
+                f"run.share gave {self._unused} batches, and no step was made with them: {remedy}"
             )
 
     def step(self, loss: float | None = None, samples: int | None = None) -> None:
@@ -259,7 +258,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._end_loop()
         is_idle = gradients is not None and gradients.idle
         counted = 0 if gradients is None else gradients.after_step()
-        if gradients is None and self._several and not self._ends_iteration(number):
+        if gradients is None and self._several and not self._iterations.ends_with(number):
             return
         if is_idle:
             samples = counted  # a batch that the script has in hand is of its next step
@@ -279,20 +278,6 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
-    def _ends_iteration(self, number: int) -> bool:
-        """Whether the step of this one of several optimizers is the last of an iteration.
-
-        Before it there may be gradients to come of what was computed with the present weights.
-        """
-        if number in self._order:
-            self._last = self._order[-1]
-            self._order.clear()
-        self._order.append(number)
-        if number != self._last:
-            return False
-        self._order.clear()
-        return True
-
     def _end_loop(self) -> None:
         """Raise `LoopEnds` in a loop that goes on though the run is over, and does not ask `should_stop`."""
         self._over_since = self._over_since or time.monotonic()
@@ -306,8 +291,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
 
     def report(self, loss: float) -> None:
         """Say the loss of the step that follows, for the log: with an optimizer, before its step. May be a tensor."""
-        # PyTorch warns of one with gradients
-        self._loss = float(getattr(loss, "detach", lambda: loss)())
+        self._loss = float(getattr(loss, "detach", lambda: loss)())  # it may have a gradient
 
     def test(
         self, measure: Measure, data: Any = None, batch: int | None = None

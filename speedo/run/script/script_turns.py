@@ -71,7 +71,7 @@ class ScriptTurns:
         self._start, self._weights, self._kept = start, weights, kept
         self._module = stepped
         self._asked: LeaseRequest | None = None
-        self._pauses = False
+        self._pauses = self._compared = False
         self._publisher: Publisher | None = None  # of results, where turns overlap
         self.share = RecordShare(
             self._lease,
@@ -101,6 +101,17 @@ class ScriptTurns:
             )
 
     # ------------------------------------------------------------ begin and end of the script's part
+
+    def shares(self) -> None:
+        """The script trains records: the first time the master compares them with those of the others. Says hello."""
+        source = self.share.source
+        try:
+            if not (self._compared or self.over):
+                self.source.check(source.compared())
+            self._compared = True
+        except EOFError:
+            self.over = True
+        self.hello(source.step or source.batch)
 
     def hello(self, batch: int) -> None:
         """Tell the master what is trained, with this many records in a step, once; the steps before are kept."""
@@ -168,6 +179,8 @@ class ScriptTurns:
         """Publish what is left of the turn, wait for the end of the run, and take over what it came to."""
         self.hello(1)  # there were no records left for it
         worker = self.worker
+        if self.gradients is not None and self._in_team:
+            self.gradients.leave()
         if worker is not None and worker.command is not None and worker.steps:
             self.end()
         if self._publisher is not None:

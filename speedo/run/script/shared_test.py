@@ -25,9 +25,12 @@ MeasureBatches = Callable[..., dict[str, float]]
 def batches_to_test(share: RecordShare, data: Any, batch: int | None) -> Any:
     """The batches of one pass of `share` over `data`. Raises `ConfigError` for what has no numbered records."""
     try:
-        return share.batches(data, batch, epochs=1)
+        batches = share.batches(data, batch, epochs=1)
     except ConfigError as error:
         raise ConfigError(str(error).replace("run.share", "run.test")) from error
+    if share.source.step:
+        raise ConfigError("run.test divides records: give it no batch_sampler and no stream")
+    return batches
 
 
 def tested_alone(measure: Measure, module: Any, data: Any, batch: int | None) -> dict[str, float]:
@@ -47,8 +50,8 @@ class SharedTest:
         self._turns, self._data, self._batch = turns, data, batch
         self._share = RecordShare(self._lease, lambda: None, seed=0)
         batches_to_test(self._share, data, batch)
-        self.records = self._share.records
-        self._share.steps = max(1, self.records // (LEASES * workers * self._share.batch))
+        self.records = self._share.source.records
+        self._share.steps = max(1, self.records // (LEASES * workers * self._share.source.batch))
 
     def metrics(
         self, measure: MeasureBatches, say_again: Callable[[], None]

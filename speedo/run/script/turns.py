@@ -31,6 +31,7 @@ from speedo.run.script_link import (
     Raised,
     RunOver,
     Serve,
+    Shares,
     StopRun,
     TestLease,
     TestPart,
@@ -69,6 +70,10 @@ class TurnSource:
         self._channel = WorkerChannel(answer.folder, *self._who)
         self._commands = self._channel.commands()
         return answer.servers
+
+    def check(self, data: Mapping[str, str]) -> None:
+        """Have this compared with the data of the other workers. Raises as `lease`."""
+        self._ask(Shares(data))
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """Records to train. Raises `ConfigError` with what the master has against it, `EOFError` as `begin`."""

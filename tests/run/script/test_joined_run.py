@@ -24,6 +24,41 @@ def test_each_epoch_has_every_record_once() -> None:
     assert seen[0] != seen[1]
 
 
+def test_a_second_loop_of_epochs_has_the_next_ones_of_the_run() -> None:
+    """A loop that was left is followed by the epoch after the one that it was in, with what that has left."""
+    w, seen = np.zeros(2, np.float32), list[tuple[int, list[int]]]()
+    with speedo.join({"w": w}) as run:
+        for count, start in ((3, 0), (2, 7)):
+            for epoch in run.epochs(count, start=start):
+                for numbers in run.share(np.arange(10), batch=5, shuffle=True):
+                    seen.append((epoch, numbers.tolist()))
+                    run.step()
+                    if epoch == 1:
+                        break
+                if epoch == 1:
+                    break
+    assert [epoch for epoch, _ in seen] == [0, 0, 1, 7, 7, 7, 8, 8]
+    batches = [
+        sorted(first + second)
+        for (_, first), (_, second) in zip(seen[::2], seen[1::2], strict=True)
+    ]
+    assert batches == [list(range(10))] * 4
+    assert len({tuple(numbers) for _, numbers in seen}) == 8
+
+
+def test_shared_data_has_a_length_and_begins_an_epoch_when_it_is_iterated() -> None:
+    with speedo.join({"w": np.zeros(2, np.float32)}) as run:
+        run.size = 4
+        shared = run.share(np.arange(10), batch=2)
+        assert [len(run.share(np.arange(10), batch=2)), len(shared)] == [2, 2]
+        assert next(shared).tolist() == [0, 1]
+        for _ in range(2):
+            for _ in shared:
+                run.step()
+    assert run._share.epoch == 2
+    assert run.iteration == 9
+
+
 def test_records_of_which_no_step_was_made_do_not_keep_the_loop_waiting() -> None:
     """A script that steps after every second batch of five."""
     w = np.zeros(2, np.float32)

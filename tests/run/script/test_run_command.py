@@ -32,11 +32,11 @@ def run(speedo: Commands, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
-def script_of(speedo: Commands, worker: int) -> psutil.Process:
+def script_of(speedo: Commands, worker: int, *scripts: Path) -> psutil.Process:
     """The process of this worker's script."""
     return next(
         one
-        for script in (SCRIPT, SCRIPT.with_name("fit_torch.py"))
+        for script in scripts or (SCRIPT, SCRIPT.with_name("fit_torch.py"))
         for one in speedo.scripts(script)
         if f"worker-0.{worker}." in environment_of(one).get("SPEEDO_WORKER", "")
     )
@@ -123,12 +123,13 @@ def test_ctrl_c_ends_the_run_and_the_model_so_far_is_there(
             *("shape", 1, "w of shape (3,) instead of w of shape (4,)"), marks=pytest.mark.matrix
         ),
         ("nan", 3, "it is not finite (NaN or infinity)"),
+        ("other-data", 1, ": the checksum of record 120 is "),
     ],
 )
 def test_a_script_that_cannot_train_ends_the_run_with_the_cause(
     speedo: Commands, fault: str, ends_with: int, said: str
 ) -> None:
-    workers = "2" if fault in ("shape", "nan") else "1"  # the second is at fault
+    workers = "2" if fault in ("shape", "nan", "other-data") else "1"  # the second is at fault
     words = ("--workers", workers, "--restarts", "0", "--mode", "async", str(SCRIPT), fault)
     status, _, errors = run(speedo, *words)
     assert status == ends_with

@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.scripts import trained
 from tests.run.script.test_run_command import WAIT_S, run, script_of
-from tests.support.commands import Commands, how_loaded
+from tests.support.commands import Commands, how_loaded, wait_for_line
 from tests.support.invariants import read_lines
 
 pytestmark = [
@@ -123,6 +123,33 @@ def test_records_of_a_torch_script_that_is_killed_are_trained_by_others(
         assert max(rates) < 1.1 * min(rates)
     steps = max(line["steps"] for line in lines if line.get("decision") == "merged")
     assert (steps > 1) == (exchange == "gradients")
+
+
+def test_a_stream_is_divided_exactly_though_a_worker_is_killed_and_has_one_order_for_a_seed(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """Each worker reads it all. Its batches are those of `python script.py`, in one loop of epochs and in the next."""
+    script = SCRIPT.with_name("streamed.py")
+    process = speedo.start(
+        "run", "--run-dir", "run", "--workers", "3", "--seed", "0", str(script), "0.1"
+    )
+    wait_for_line(tmp_path / "run" / "metrics.jsonl", '"merged"', WAIT_S * how_loaded(), process)
+    script_of(speedo, 1, script).kill()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert trained(lines) == Counter(
+        {(epoch, place): 1 for epoch in range(2) for place in range(16)}
+    )
+    assert sum(line["samples"] for line in lines if line.get("decision") == "merged") == 2 * 62
+    assert killed_in(lines) == 1
+    alone = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    )
+    batches = alone.stdout.splitlines()
+    assert [line.split()[1] for line in batches] == ["0"] * 16 + ["7"] * 16
+    logs = [file.read_text().splitlines() for file in (tmp_path / "run" / "logs").glob("worker-*")]
+    assert {line for log in logs for line in log if line.startswith("batch")} == {*batches}
 
 
 def killed_in(lines: list[dict[str, Any]]) -> int:
