@@ -9,11 +9,9 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.utils import send_to_device
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from speedo.integrations import IN_RUN, RANK, SharedLoader
 from speedo.run.script.joined_run import join
-from speedo.worker.record_source import _KEPT as KEPT
 
 
 @contextmanager
@@ -35,14 +33,7 @@ class _PreparedLoader(SharedLoader, DataLoaderStateMixin):
     """Does what a prepared loader does, but for reading one batch ahead: Accelerate learns which is the last."""
 
     def __init__(self, accelerator: Any, loader: Any, epochs: int) -> None:
-        loader = getattr(loader, "base_dataloader", loader)
-        if type(batches := loader.batch_sampler) is BatchSampler:
-            kept, order = {name: getattr(loader, name) for name in KEPT}, batches.sampler
-            shuffles = isinstance(order, RandomSampler) and not order.replacement
-            kept |= {"shuffle": True} if shuffles else {"sampler": order}
-            kept |= {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-            loader = DataLoader(loader.dataset, **kept)
-        super().__init__(loader, epochs)
+        super().__init__(getattr(loader, "base_dataloader", loader), epochs)
         self.gradient_state, self._device = accelerator.gradient_state, accelerator.device
 
     def __iter__(self) -> Iterator[Any]:
