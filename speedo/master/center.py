@@ -342,7 +342,9 @@ class Center:
         ]
 
     def _contribution(self, held: Payload, parts: list[Part], action: Merge) -> Contribution:
-        samples, version = sum(part.samples for part in parts), held.header.version
+        # Of several optimizers one may have stepped alone, with records that another has counted.
+        samples = max(1, sum(part.samples for part in parts))
+        version = held.header.version
         return Contribution(
             held.vector,
             samples,
@@ -350,7 +352,7 @@ class Center:
             staleness=max(part.staleness for part in parts),
             version=version,
             begun=self._begun[version] if held.rule.wants_begun else None,
-            loss=sum(part.loss * part.samples for part in parts) / max(samples, 1),
+            loss=sum(part.loss * part.samples for part in parts) / samples,
         )
 
     def drop(self, action: Drop) -> None:

@@ -274,7 +274,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._own.trained(self._share.taken()[0])
         elif not turns.stepped(samples, loss):
             return
-        elif not self._shares and not is_idle:  # the next step may follow at once
+        elif (
+            self._several or not self._shares
+        ) and not is_idle:  # the next step may follow at once
             turns.has_turn()
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 

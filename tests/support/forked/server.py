@@ -365,7 +365,9 @@ def _import_all() -> None:
     None of them may draw one of Ray's random names: all forks would draw the same ones after it.
     """
     for module in pkgutil.walk_packages(speedo.__path__, "speedo."):
-        if not module.name.endswith("__main__") and not module.name.startswith("speedo.integrations."):
+        if not module.name.endswith("__main__") and not module.name.startswith(
+            "speedo.integrations."
+        ):
             importlib.import_module(module.name)
     from speedo.actors.ray_node import lean_import, start_command
 
