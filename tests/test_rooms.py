@@ -31,6 +31,7 @@ VIOLATIONS = {
     "storage/memory_store.py": "import redis",
     "data/split.py": "import caffe",
     "engines/make.py": "import torch",  # its folder pytorch/ has all that does
+    "integrations/skorch.py": "import lightning",
     "study/planning/site.py": "import click",
     "exchange/channel.py": "import pickle",
     "sgd_modes/base.py": "import caffenets.declared",
@@ -103,8 +104,8 @@ def test_the_page_says_of_every_room_what_it_is_for() -> None:
     assert set(re.findall(r"^\| `([a-z_]+)/` \| \S", page, re.MULTILINE)) == rooms
 
 
-def test_a_newcomer_sees_fifteen_rooms_and_four_files() -> None:
-    assert len({name.split("/")[0] for name in SOURCES if "/" in name} - {"caffenets"}) <= 15
+def test_a_newcomer_sees_sixteen_rooms_and_four_files() -> None:
+    assert len({name.split("/")[0] for name in SOURCES if "/" in name} - {"caffenets"}) <= 16
     files = {name for name in SOURCES if "/" not in name} - {"__init__.py", "__main__.py"}
     assert len(files) <= 4
 
