@@ -26,6 +26,9 @@ echo "ray[default]==$oldest.*" >"$work/oldest-ray.in"
 awk '/^[^ ]/ { ray = /^ray==/ } !ray' requirements-dev.lock | sed -E '/--hash/d; s/ *\\$//' >"$work/others.txt"
 compile --output-file requirements-oldest-ray.lock --constraint "$work/others.txt" "$@" "$work/oldest-ray.in"
 compile --output-file requirements-own-caffe.lock --constraint requirements-dev.lock "$@" --group own-caffe
+# Without PyTorch and what it brings: which build fits is the machine's matter.
+echo "torch; python_version < '3'" >"$work/no-torch.txt"
+compile --output-file requirements-integrations.lock --constraint requirements-dev.lock --override "$work/no-torch.txt" "$@" --group integrations
 
 if grep -nE '://[a-z0-9]' requirements*.lock; then
   echo 'scripts/lock.sh: a lock file names an address (above); remove it' >&2

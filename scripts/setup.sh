@@ -53,6 +53,7 @@ main() {
   install_python_packages
   install_pycaffe
   install_torch
+  install_libraries
   install_speedo
   if ! fresh check "$caffe_from"; then
     step 'check' check_everything
@@ -337,6 +338,22 @@ bring_torch() {
     compiled "$venv/lib"
   fi
   (cd / && "$venv_python" -c 'import torch; print("torch:", torch.__version__, torch.__file__)')
+}
+
+# --- the libraries of speedo/integrations --------------------------------------------------------
+
+# Where PyTorch is, the tests need them.
+install_libraries() {
+  local key
+  key="$(hash_of requirements-integrations.lock)"
+  if [ -z "$develop" ] || [ ! -f "$stamps/torch" ]; then return; fi
+  if fresh libraries "$key"; then
+    line ok 'Libraries of loops' 'as locked, all installed'
+    return
+  fi
+  step 'Libraries of loops' pip install --no-compile --no-deps --require-hashes \
+    --requirement requirements-integrations.lock
+  mark libraries "$key"
 }
 
 # --- speedo itself -------------------------------------------------------------------------------

@@ -135,7 +135,11 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-WITHOUT_TORCH = "PyTorch is not installed"
+# By marker: what its tests need, and the reason without it.
+NEEDED = {
+    "torch": ("torch", "PyTorch is not installed"),
+    "libraries": ("lightning", "Lightning, transformers, Accelerate and skorch are not installed"),
+}
 MOST_LOADED = 6.0  # times the timeout of a test, on however busy a machine
 
 
@@ -156,10 +160,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = item.get_closest_marker("timeout")
         scaled = factor * (longest if own is None else own.args[0])
         item.add_marker(pytest.mark.timeout(scaled), append=False)
-    if importlib.util.find_spec("torch") is None:
-        for item in items:
-            if item.get_closest_marker("torch") is not None:
-                item.add_marker(pytest.mark.skip(reason=WITHOUT_TORCH))
+    for marker, (module, reason) in NEEDED.items():
+        if importlib.util.find_spec(module) is None:
+            for item in items:
+                if item.get_closest_marker(marker) is not None:
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 FINDINGS = pytest.StashKey[Findings]()
@@ -213,12 +218,12 @@ def pytest_terminal_summary(
         terminalreporter.section("native deaths of forks, those included that a test wanted")
         terminalreporter.write_line(deaths)
     skipped = terminalreporter.stats.get("skipped", [])
-    left_out = [one for one in skipped if WITHOUT_TORCH in str(one.longrepr)]
-    if left_out:
-        terminalreporter.write_line(
-            f"{len(left_out)} tests of the engine on PyTorch were left out: {WITHOUT_TORCH}; "
-            "`TORCH=1 make test` installs it first"
-        )
+    for _, reason in NEEDED.values():
+        left_out = [one for one in skipped if reason in str(one.longrepr)]
+        if left_out:
+            terminalreporter.write_line(
+                f"{len(left_out)} tests were left out: {reason}; `TORCH=1 make test` installs what they need"
+            )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -49,8 +49,8 @@ def compute_before_step(optimizer: Any, batches: int = 1) -> None:
     """In a run call the closure of a step before it, so that gradients can be exchanged; it returns loss / batches."""
 
     def hook(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        for closure in filter(callable, (*args[1:], options.get("closure"))):
-            if (loss := closure()) is not None:
+        for closure in (*args[1:], options.get("closure")):
+            if callable(closure) and (loss := closure()) is not None:
                 current().report(loss * batches)
         return args[:1], {**options, "closure": None}
 

@@ -1,16 +1,18 @@
-"""skorch: `class Mine(SpeedoMixin, NeuralNetClassifier)`, whose `fit` is one worker's loop."""
+"""skorch: `SpeedoNet` in place of `NeuralNet`, or `class Mine(SpeedoNet, NeuralNetClassifier)`."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
 
+from skorch import NeuralNet
+
 from speedo.integrations import IN_RUN, SharedLoader, compute_before_step
 from speedo.run.script.joined_run import join
 
 
-class SpeedoMixin:
-    """For a NeuralNet; each worker validates with all records of its `train_split`."""
+class SpeedoNet(NeuralNet):
+    """Its `fit` is one worker's loop; each worker validates with all records of its `train_split`."""
 
     def fit_loop(self, X: Any, y: Any = None, epochs: int | None = None, **options: Any) -> Any:
         self._epochs = epochs or self.max_epochs

@@ -31,7 +31,6 @@ def test_what_was_left_out_is_said_last_with_the_way_to_have_it() -> None:
     assert done.returncode == 0, done.stdout
     *_, told, summary = done.stdout.strip().splitlines()
     assert told == (
-        "1 tests of the engine on PyTorch were left out: PyTorch is not installed; `TORCH=1 make test` installs it "
-        "first"
+        "1 tests were left out: PyTorch is not installed; `TORCH=1 make test` installs what they need"
     )
     assert "1 skipped" in summary

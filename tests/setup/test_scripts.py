@@ -144,7 +144,7 @@ def test_setup_keeps_a_torch_that_is_there_and_leaves_out_one_that_is_not_wanted
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     script = (ROOT / "scripts" / "setup.sh").read_text()
-    functions = script[script.index("# --- PyTorch") : script.index("# --- speedo itself")]
+    functions = script[script.index("# --- PyTorch") : script.index("# --- the libraries")]
     marks = script[script.index("# fresh NAME KEY") : script.index("have_venv()")]
 
     def step(version: str, wanted: str) -> str:
@@ -174,8 +174,12 @@ def test_the_locks_agree() -> None:
             re.findall(r"^[A-Za-z0-9_.-]+==[^\s;]+", (ROOT / name).read_text(), re.MULTILINE)
         )
 
+    developers = versions("requirements-dev.lock")
     for less in ("requirements.lock", "requirements-build.lock"):
-        assert versions(less) <= versions("requirements-dev.lock")
+        assert versions(less) <= developers
+    names = {one.partition("==")[0] for one in developers}
+    libraries = versions("requirements-integrations.lock")
+    assert {one for one in libraries if one.partition("==")[0] in names} <= developers
 
 
 def test_setup_brings_no_tool_of_the_tests_and_each_target_what_it_needs() -> None:

@@ -1,22 +1,25 @@
 import torch
 from accelerate import Accelerator
-from small_net import BATCH, EPOCHS, Records, net, save
-from torch import nn
+from small_net import EPOCHS, RATE, Records, batch_size, net, save
+from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
+import speedo
+from speedo.integrations import IN_RUN
 from speedo.integrations.accelerate import joined
 
-accelerator = Accelerator()
-model = net()
-sgd = torch.optim.SGD(model.parameters(), lr=0.05)
-model, optimizer, loader = accelerator.prepare(model, sgd, DataLoader(Records(), BATCH))
-with joined(accelerator, model, optimizer, loader, epochs=EPOCHS) as loader:
-    for epoch in range(EPOCHS):
+accelerator, model = Accelerator(gradient_accumulation_steps=2), net()
+sgd = torch.optim.SGD(model.parameters(), lr=RATE)
+model, optimizer, loader = accelerator.prepare(model, sgd, DataLoader(Records(), batch_size()))
+with joined(accelerator, model, optimizer, loader, EPOCHS) as loader:
+    for _ in range(EPOCHS):
         for x, y in loader:
             with accelerator.accumulate(model):
-                loss = nn.functional.mse_loss(model(x), y)
+                loss = mse_loss(model(x), y)
                 accelerator.backward(loss)
+                if IN_RUN:
+                    speedo.current().report(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-        accelerator.print("main process, epoch", epoch, flush=True)
+print("first:", accelerator.is_main_process, accelerator.process_index, len(loader))
 save(model)

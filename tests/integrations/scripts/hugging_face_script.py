@@ -1,5 +1,5 @@
-from small_net import BATCH, EPOCHS, Records, net, save
-from torch import nn
+from small_net import EPOCHS, RATE, Records, batch_size, net, save
+from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from speedo.integrations.hugging_face import SpeedoTrainer
@@ -10,23 +10,24 @@ class Fit(nn.Module):
         super().__init__()
         self.net = net()
 
-    def forward(self, x: object, labels: object) -> dict[str, object]:
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"loss": nn.functional.mse_loss(self.net(x), labels)}
 
 
-model = Fit()
 options = TrainingArguments(
     "out",
-    per_device_train_batch_size=BATCH,
+    per_device_train_batch_size=batch_size(),
+    gradient_accumulation_steps=2,
     num_train_epochs=EPOCHS,
-    learning_rate=0.05,
+    learning_rate=RATE,
     lr_scheduler_type="constant",
     optim="sgd",
     max_grad_norm=0,
     save_strategy="epoch",
-    logging_steps=1,
     train_sampling_strategy="sequential",
-    report_to=[],
 )
-SpeedoTrainer(model, options, train_dataset=Records(named=True)).train()
+model = Fit()
+trainer = SpeedoTrainer(model, options, train_dataset=Records(named=True))
+trainer.train()
+print("first:", trainer.is_world_process_zero(), "steps:", trainer.state.global_step)
 save(model.net)

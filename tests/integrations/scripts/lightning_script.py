@@ -1,8 +1,8 @@
 import lightning.pytorch as pl
 import torch
-from small_net import BATCH, EPOCHS, Records, net, save
-from torch import nn
-from torch.utils.data import DataLoader
+from small_net import EPOCHS, RATE, Records, batch_size, net, save
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
 
 from speedo.integrations.lightning import SpeedoStrategy
 
@@ -12,21 +12,23 @@ class Fit(pl.LightningModule):
         super().__init__()
         self.net = net()
 
-    def training_step(self, batch: object, _: int) -> torch.Tensor:
-        x, y = batch
-        loss = nn.functional.mse_loss(self.net(x), y)
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        loss = mse_loss(self.net(batch[0]), batch[1])
         self.log("loss", loss)
         return loss
 
-    def on_train_epoch_end(self) -> None:
-        print("rate", self.trainer.optimizers[0].param_groups[0]["lr"], self.trainer.is_global_zero)
+    def validation_step(self, batch: list[torch.Tensor], _: int) -> None:
+        print("validates at rate", self.trainer.optimizers[0].param_groups[0]["lr"], flush=True)
 
     def configure_optimizers(self) -> object:
-        sgd = torch.optim.SGD(self.parameters(), lr=0.05)
+        sgd = torch.optim.SGD(self.parameters(), lr=RATE)
         return [sgd], [torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)]
 
 
-model = Fit()
-trainer = pl.Trainer(strategy=SpeedoStrategy(), max_epochs=EPOCHS, log_every_n_steps=1)
-trainer.fit(model, DataLoader(Records(), batch_size=BATCH))
+model, records = Fit(), Records()
+loaders = DataLoader(records, batch_size()), DataLoader(TensorDataset(records.x, records.y), 40)
+trainer = pl.Trainer(
+    strategy=SpeedoStrategy(), max_epochs=EPOCHS, log_every_n_steps=1, num_sanity_val_steps=0
+)
+trainer.fit(model, *loaders)
 save(model.net)

@@ -1,23 +1,9 @@
 import torch
-from skorch import NeuralNet
-from small_net import BATCH, EPOCHS, Records, net, save
-from torch import nn
+from small_net import EPOCHS, RATE, Records, batch_size, net, save
 
-from speedo.integrations.skorch import SpeedoMixin
+from speedo.integrations.skorch import SpeedoNet
 
-
-class Net(SpeedoMixin, NeuralNet):
-    pass
-
-
-fitted = Net(
-    net(),
-    nn.MSELoss,
-    optimizer=torch.optim.SGD,
-    lr=0.05,
-    batch_size=BATCH,
-    max_epochs=EPOCHS,
-    train_split=None,
-)
+options = {"lr": RATE, "batch_size": batch_size(), "max_epochs": EPOCHS, "train_split": None}
+fitted = SpeedoNet(net(), torch.nn.MSELoss, optimizer=torch.optim.SGD, **options)
 fitted.fit(Records(), None)
 save(fitted.module_)
