@@ -31,8 +31,8 @@ D = nn.Sequential(
     *(nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(16, 16, 3, 1, 1, bias=False)),
     *(nn.BatchNorm2d(16), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(256, 1)),
 )
-optimizer_g = torch.optim.Adam(G.parameters(), lr=0.002, betas=(0.5, 0.999))
-optimizer_d = torch.optim.Adam(D.parameters(), lr=0.002, betas=(0.5, 0.999))
+optimizer_g = torch.optim.Adam(G.parameters(), lr=0.0005, betas=(0.5, 0.999))
+optimizer_d = torch.optim.Adam(D.parameters(), lr=0.0005, betas=(0.5, 0.999))
 
 
 def loss(images, is_real):

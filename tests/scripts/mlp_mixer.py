@@ -22,7 +22,9 @@ def images(count):
 
 
 def wide(size):
-    return nn.Sequential(nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size))
+    return nn.Sequential(
+        nn.Linear(size, 2 * size), nn.GELU(), nn.Linear(2 * size, size, bias=False)
+    )
 
 
 class Mixer(nn.Module):

@@ -30,7 +30,7 @@ loader = DataLoader(TensorDataset(*pairs(16 * STEPS // 5)), batch_size=BATCH)
 test_a, test_b, test_same = pairs(1000)
 model = nn.Sequential(
     *(nn.Conv2d(1, 8, 3), nn.PReLU(), nn.MaxPool2d(2), nn.Flatten()),
-    *(nn.Linear(128, 32), nn.PReLU(), nn.Linear(32, 4)),
+    *(nn.Linear(128, 32), nn.PReLU(), nn.Linear(32, 4, bias=False)),
 )
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 with speedo.join(model, optimizer) as run:  # speedo
