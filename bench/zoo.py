@@ -192,12 +192,11 @@ def by_peer(name: str, peer: str, python: str, steps: int, scratch: Path) -> Don
 
 def with_speedo(name: str, mode: str, steps: int, scratch: Path) -> Done:
     """By two workers of `speedo run`."""
-    folder, file = scratch / mode, scratch / f"{mode}.pt"
-    script = script_forms.SCRIPTS / f"{name}.py"
-    saves = "run.is_first" in script.read_text(encoding="utf-8")
-    words = [str(PART), str(steps), *[str(file)] * saves]
+    folder, script = scratch / mode, script_forms.SCRIPTS / f"{name}.py"
+    file = script_forms.saved_by(name, folder)
+    words = [str(PART), str(steps), *[str(file)] * (file.parent != folder)]
     run = ["run", "--workers", "2", "--run-dir", str(folder), *MODES[mode], str(script), *words]
-    done = _run([sys.executable, "-m", "speedo", *run], file if saves else folder / "model.npz")
+    done = _run([sys.executable, "-m", "speedo", *run], file)
     log, metrics = folder / "logs" / "worker-0.log", folder / "metrics.jsonl"
     done.figure = _figure(log.read_text(encoding="utf-8")) if log.exists() else ""
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []

@@ -24,6 +24,12 @@ def changed(name: str) -> int:
     return sum(_MARKED.match(line) is not None for line in _lines(name))
 
 
+def saved_by(name: str, folder: Path) -> Path:
+    """Where a script with speedo saves its weights: in a file, or it leaves that to the run in this folder."""
+    saves = "run.is_first" in "\n".join(_lines(name))
+    return folder.with_suffix(".pt") if saves else folder / "model.npz"
+
+
 def plain(name: str) -> str:
     """The script before it was changed; what stands in a block that is left out moves to the left."""
     lines, left = [], list[int]()  # the indentations of blocks that are left out
