@@ -40,8 +40,9 @@ class ModuleGradients:
         layout: Layout,
         schedulers: Sequence[Any] = (),
     ) -> None:
+        """More `schedulers` may come later."""
         self._module, self._optimizers, self._layout = module, tuple(optimizers), layout
-        self._schedulers = tuple(schedulers)
+        self._schedulers = schedulers
         self.blobs, self.made = len(layout.blobs), 0
         self._has_ended: Callable[[], None] | None = None
         self._hooks: dict[int, RemovableHandle] = {}  # by id of the parameter

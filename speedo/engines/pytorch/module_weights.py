@@ -51,7 +51,7 @@ class ModuleWeights:
             if name in saved and (buffer.is_floating_point() or buffer.is_complex())
         }
         _check(parameters, buffers)
-        self._module, self._schedulers = module, tuple(schedulers)
+        self._module, self.schedulers = module, list(schedulers)
         self._optimizers = tuple(_innermost(one) for one in optimizers)
         self._parameters, self._own = parameters, 0  # the optimizers have so many
         # Who else changes the others is told by PyTorch's count of changes in place.
@@ -127,7 +127,7 @@ class ModuleWeights:
 
     def gradients(self) -> ModuleGradients:
         """The gradients that the optimizers step with."""
-        return ModuleGradients(self._module, self._given(), self.layout, self._schedulers)
+        return ModuleGradients(self._module, self._given(), self.layout, self.schedulers)
 
     @property
     def is_synchronised(self) -> bool:

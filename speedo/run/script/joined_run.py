@@ -329,12 +329,15 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if self.is_first:
             save(Path(path), self._weights, thing)
 
-    def keep(self, name: str, thing: Any) -> None:
+    def keep(self, name: str, thing: Any, *, same: bool = False) -> None:
         """Keep an object in checkpoints, by its `state_dict()`; of a run that is resumed its state is given back now.
 
-        Numbers, text, arrays and tensors in lists and dictionaries can be kept. Raises `ConfigError` for others.
+        If it is the `same` in all workers, it is as one that `speedo.join` was given as `scheduler`. Numbers, text,
+        arrays and tensors in lists and dictionaries can be kept. Raises `ConfigError` for others.
         """
         self._kept.keep(name, thing)
+        if same and self._stepped is not None and thing not in self._stepped.schedulers:
+            self._stepped.schedulers.append(thing)
 
     # ------------------------------------------------------------ collectives
 

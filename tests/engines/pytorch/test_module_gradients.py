@@ -139,6 +139,21 @@ def test_rates_are_compared_and_handed_over_with_the_schedulers() -> None:
     assert (scheduler.last_epoch, scheduler.get_last_lr()) == (3, [pytest.approx(0.05)])
 
 
+def test_a_scheduler_that_is_named_later_is_the_same_in_all_workers() -> None:
+    import torch
+    from torch import nn
+
+    from speedo.engines.pytorch.module_weights import ModuleWeights
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = ModuleWeights(model, [optimizer])
+    gradients = weights.gradients()
+    before = gradients.rates_key()
+    weights.schedulers.append(torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0, 9))
+    assert gradients.rates_key() != before
+
+
 def test_averages_that_change_are_no_new_version_for_a_graph_that_has_them() -> None:
     import torch
     from torch import nn
