@@ -52,7 +52,7 @@ class LeNetEngine(ModuleWeights):
         self._optimizer = torch.optim.SGD(
             self._model.parameters(), lr=training.lr, momentum=training.momentum
         )
-        super().__init__(self._model, self._optimizer)
+        super().__init__(self._model, [self._optimizer])
         self._training, self._batch = training, rank
         self.samples_per_step = training.batch
 
