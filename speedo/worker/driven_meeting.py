@@ -49,10 +49,6 @@ class Optimizers(Protocol):
         """Whether the gradients are."""
         ...
 
-    def differs(self, weights: Vector) -> bool:
-        """Whether the weights are others than these, by more than rounding."""
-        ...
-
     def state(self) -> bytes:
         """Their state, for another member's `load_state`."""
         ...

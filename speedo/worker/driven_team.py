@@ -54,6 +54,7 @@ from speedo.worker.team_state import hand_over, spread
 # A turn ends after this many times the seconds that it should take, and so many seconds more.
 LONG: Final = 2.0
 LONG_S: Final = 1.0
+ROUNDING: Final = 1e-4  # of the largest weight
 MOST_SAME: Final = 5  # means of bit-identical gradients before it is said
 _SHORT_AS: Final = (None, NoLease.WAIT, NoLease.OVER)
 Row = Lease | None
@@ -83,7 +84,9 @@ class DrivenTeam:
         self.is_own = False  # the last step was that of this member's script
         self._fresh: tuple[int, ...] = ()  # who came to the last mean with a gradient
         self._bad: tuple[int, ...] = ()  # whose was not finite
-        self._has_differed = False  # own weights from the leader's
+        self._has_noted = self._has_differed = (
+            False  # own weights at the end of a turn, and from the center
+        )
         self._same = 0  # means in a row of gradients that are bit-identical
 
     @property
@@ -125,17 +128,31 @@ class DrivenTeam:
         if self._membership.is_first:
             worker.exchange.fetch_center(command.version, space.mean)
         self._membership.meet("the center is there")
-        if not (is_new or self._has_differed) and self._optimizers.differs(space.mean):
-            self._has_differed = True
-            print(
-                f"speedo: the weights of worker {self._worker.worker} became others than those of worker "
-                f"{team.leader}, and are replaced by those: between the backward pass and the step all workers do the "
-                "same to the gradients (random numbers there have one seed)",
-                file=sys.stderr,
-            )
-        worker.begin_from(command, space.mean)
+        # What the script has changed since the last step, as by clipping its weights, stays.
+        has_it = self._has_noted and not is_new and np.array_equal(self._own, space.mean)
+        if self._has_noted and not (is_new or has_it or self._has_differed):
+            self._look_at_weights(space.mean)
+        self._has_noted = False
+        worker.begin_from(command, space.mean, has_it=has_it)
         if is_new:
             self._agree_on_state(space)
+
+    def note_weights(self) -> None:
+        """To be called when a turn ends: the weights are those of the next center, if all members have the same."""
+        if self._space is not None:
+            self._worker.weights.read_weights(self._own)
+            self._has_noted = True
+
+    def _look_at_weights(self, center: Vector) -> None:
+        """Say it once if own weights have become others than the center, by more than rounding."""
+        if float(np.abs(self._own - center).max()) > ROUNDING * float(np.abs(center).max()):
+            self._has_differed = True
+            print(
+                f"speedo: the weights of worker {self._worker.worker} became others than those of its team, and are "
+                "replaced by those: between the backward pass and the step all workers do the same to the gradients "
+                "(random numbers there have one seed)",
+                file=sys.stderr,
+            )
 
     def _enter(self, team: Team) -> TeamSpace:
         """Meet the members of this host, and reach the other hosts; of the same gathering all stays as it is."""

@@ -70,12 +70,13 @@ class ScriptWorker(TurnStages):
         self._load(command, fetched)
         self._buffer = fetched.buffer
 
-    def begin_from(self, command: Train, center: Vector) -> None:
-        """Continue from the center of this turn, which a member of the team has fetched."""
+    def begin_from(self, command: Train, center: Vector, *, has_it: bool = False) -> None:
+        """Continue from the center of this turn, which a member of the team has fetched, if this one `has_it` not."""
         self._buffer = self._memory_for(command)
         if self.needs_center(command):
             np.copyto(self._buffer.vector, center)
-        self.weights.load_weights(center)
+        if not has_it:
+            self.weights.load_weights(center)
 
     @property
     def seconds(self) -> float:

@@ -59,9 +59,6 @@ class Momentum:
     def is_finite(self) -> bool:
         return all(one is None or bool(np.isfinite(one).all()) for one in self.gradients)
 
-    def differs(self, weights: Vector) -> bool:
-        return bool((self.w != weights).any())
-
     def rates_key(self) -> int:
         return self.rate
 
@@ -296,6 +293,20 @@ def test_the_same_gradients_again_and_again_are_told_once(
         members.step((same, 1), (same, 1), samples=[4, 4])
     told = capsys.readouterr().err
     assert told.count("all workers had the same gradients 5 times in a row") == 1
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_what_scripts_change_after_the_last_step_of_a_turn_stays_if_the_center_is_as_before(
+    team: Callable[[int], Members], is_noted: bool
+) -> None:
+    members = team(2)
+    members.begin(1)
+    for worker, optimizer in members.optimizers.items():
+        if is_noted:
+            members.teams[worker].note_weights()
+        optimizer.w += 1
+    members.begin(1)
+    assert members.weights() == [(CENTER + is_noted).tolist()] * 2
 
 
 def test_one_that_joins_later_has_the_weights_and_the_state_of_the_others(

@@ -22,7 +22,6 @@ from speedo.errors import EngineError, ScriptMistake
 from speedo.exchange.packed import pack, unpack
 from speedo.exchange.vector import Layout, Vector
 
-ROUNDING: Final = 1e-4  # of the largest weight of a parameter
 _PLAIN: Final = (int, float, str, bool, type(None))
 
 
@@ -129,18 +128,6 @@ class ModuleGradients:
             for one in self._parameters()
             if one.grad is not None
         )
-
-    def differs(self, weights: Vector) -> bool:
-        """Whether the weights are others than these, by more than rounding."""
-        for _, tensor, place, trained in self._blobs():
-            if trained:
-                there, here = (
-                    torch.from_numpy(weights[place]),
-                    tensor.detach().cpu().float().flatten(),
-                )
-                if float((there - here).abs().max()) > ROUNDING * float(there.abs().max()):
-                    return True
-        return False
 
     def forget(self, number: int | None = None) -> None:
         """No parameter of this optimizer, or of any, has a gradient: a step changes nothing."""

@@ -123,6 +123,11 @@ class GradientTurns:
         else:
             self._team.begin(command)
 
+    def note_weights(self) -> None:
+        """The present turn ends."""
+        if self._in_team is not None:
+            self._in_team.note_weights()
+
     def part(self, why: str) -> None:
         """The turn is lost."""
         assert self._team is not None

@@ -273,6 +273,8 @@ class ScriptTurns:
         assert worker is not None
         command = worker.command
         assert command is not None
+        if self.gradients is not None:
+            self.gradients.note_weights()
         taken = self.share.taken()[0]
         records = tuple((one.epoch, one.start, one.stop) for one in taken)
         publish = worker.end_later(records)
