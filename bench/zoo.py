@@ -67,6 +67,7 @@ class Done:
     weights: Weights = field(default_factory=dict)
     seconds: float = 0.0
     problem: str = ""
+    remark: str = ""
     is_refused: bool = False  # nothing was trained
     is_once: bool = True  # each record was trained once
 
@@ -131,6 +132,7 @@ def row_of(
     if shares and not_once:
         problems.append(f"not each record was trained once in {' and '.join(not_once)}")
     notes = [f"refused: {sync.problem}"] if sync.is_refused else []
+    notes += [done.remark for done in runs.values() if done.remark]
     if name in OWN_STATISTICS:
         notes.append(
             "compared with one process in which each half of a batch has own statistics; the others' halves are others"
@@ -157,12 +159,11 @@ def row_of(
 
 
 def difference(ours: Weights, theirs: Weights) -> float:
-    """The largest difference of a weight, of the largest weight; BatchNorm's counters are not compared."""
+    """The largest difference of a weight, of the largest weight; infinite if they have other names."""
     if ours.keys() != theirs.keys() or not ours:
         return float("inf")
-    names = [name for name in ours if "num_batches" not in name]
-    apart = max(float(np.abs(ours[name] - theirs[name]).max()) for name in names)
-    return apart / max(float(np.abs(theirs[name]).max()) for name in names)
+    apart = max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours)
+    return apart / max(float(np.abs(one).max()) for one in theirs.values())
 
 
 # ---------------------------------------------------------------- runs
@@ -198,7 +199,11 @@ def with_speedo(name: str, mode: str, steps: int, scratch: Path) -> Done:
     run = ["run", "--workers", "2", "--run-dir", str(folder), *MODES[mode], str(script), *words]
     done = _run([sys.executable, "-m", "speedo", *run], file)
     log, metrics = folder / "logs" / "worker-0.log", folder / "metrics.jsonl"
-    done.figure = _figure(log.read_text(encoding="utf-8")) if log.exists() else ""
+    said = log.read_text(encoding="utf-8") if log.exists() else ""
+    done.figure = _figure(said)
+    if not (done.figure or done.problem):
+        last = (said.strip().splitlines() or ["nothing"])[-1]
+        done.remark = f"{mode} has no figure; worker 0 said last: {last}"
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
     merged = [one for one in map(json.loads, lines) if one.get("decision") == "merged"]
     done.is_refused = bool(done.problem) and not merged
@@ -234,21 +239,16 @@ def _run(words: list[str], file: Path) -> Done:
 
 
 def read_weights(file: Path) -> Weights:
-    """By name, as float64."""
+    """By name, as float64; without counters, as BatchNorm's."""
     if file.suffix == ".npz":
         with np.load(file) as saved:
             return {name: saved[name].astype(np.float64) for name in saved}
     import torch
 
-    found: Weights = {}
-    for name, one in torch.load(file).items():  # a state dict, or several by name
-        several = (
-            {f"{name}.{own}": it for own, it in one.items()}
-            if isinstance(one, dict)
-            else {name: one}
-        )
-        found.update({name: it.double().numpy() for name, it in several.items()})
-    return found
+    saved = torch.load(file)
+    if all(isinstance(one, dict) for one in saved.values()):  # of several models, by name
+        saved = {f"{of}.{name}": one for of, state in saved.items() for name, one in state.items()}
+    return {name: one.double().numpy() for name, one in saved.items() if one.is_floating_point()}
 
 
 def _weights_file(name: str, stem: Path) -> Path:

@@ -9,9 +9,8 @@ from typing import Any
 from speedo.run.script.joined_run import current
 from speedo.run.script_link import PLACE, VARIABLE
 
-IN_RUN = (
-    VARIABLE in os.environ
-)  # in a script that is no worker of a run, integrations change nothing
+# In a script that is no worker of a run integrations change nothing.
+IN_RUN = VARIABLE in os.environ
 RANK, SIZE = map(int, os.environ.get(PLACE, "0/1").split("/"))
 
 

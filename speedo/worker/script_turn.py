@@ -71,7 +71,7 @@ class ScriptWorker(TurnStages):
         self._buffer = fetched.buffer
 
     def begin_from(self, command: Train, center: Vector, *, has_it: bool = False) -> None:
-        """Continue from the center of this turn, which a member of the team has fetched, if this one `has_it` not."""
+        """Continue from the center of this turn, which a member of the team has fetched, where the weights lack it."""
         self._buffer = self._memory_for(command)
         if self.needs_center(command):
             np.copyto(self._buffer.vector, center)

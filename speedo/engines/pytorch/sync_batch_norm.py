@@ -71,7 +71,7 @@ def _normalised(layer: SyncBatchNorm, x: Tensor, add_up: AddUp) -> Tensor:
     mean, square = (total[:-1] / count).chunk(2)
     variance = square - mean.square()
     if layer.track_running_stats:
-        _follow(layer, mean.detach(), (variance * count / (count - 1)).detach())
+        _follow(layer, mean.detach(), (variance * count / (count - 1).clamp_min(1)).detach())
     shape = [1, -1, *[1] * (x.dim() - 2)]
     scale = (variance + layer.eps).rsqrt()
     if layer.affine:
@@ -87,5 +87,5 @@ def _follow(layer: SyncBatchNorm, mean: Tensor, variance: Tensor) -> None:
     assert layer.num_batches_tracked is not None
     layer.num_batches_tracked.add_(1)
     rate = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    layer.running_mean.data.lerp_(mean, rate)
-    layer.running_var.data.lerp_(variance, rate)
+    for average, new in ((layer.running_mean, mean), (layer.running_var, variance)):
+        average.data.lerp_(new.to(average), rate)

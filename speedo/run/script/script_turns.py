@@ -308,11 +308,16 @@ class ScriptTurns:
     # ------------------------------------------------------------ between turns
 
     def between(self) -> AbstractContextManager[object]:
-        """In a collective: the others may need a round more to come to it, which must not wait for this worker."""
+        """In a collective: the others may need a round more to come to it, which must not wait for this worker.
+
+        That is so where `run.share` has nothing left for it. With a batch in hand, or in a loop of its own, it keeps
+        its turn: what the script changes behind the collective is of this one; the next would load the center over it.
+        """
         worker = self.worker
         begun = worker is not None and worker.command is not None and not worker.steps
+        has_none = self._asked is not None and not self.share.given
         # The members of a team come together, and where turns overlap there are no rounds.
-        waits = begun and not self._in_team and self._publisher is None
+        waits = begun and has_none and not self._in_team and self._publisher is None
         return self.paused() if waits else nullcontext()
 
     def test(

@@ -21,7 +21,16 @@ CLOSE = 1e-5
 LEAST = 0.1  # that training has moved the weights, of the largest
 TOGETHER = (
     *("Plain", "Momentum", "Adam", "Groups", "StepRate", "OneCycle", "Cosine", "Accumulated"),
-    *("AccumulatedSaid", "ClipNorm", "ClipValue", "Scaler", "ScalerClip", "Autocast", "BFloat16"),
+    *(
+        "AccumulatedSaid",
+        "ClipNorm",
+        "ClipValue",
+        "Projected",
+        "Scaler",
+        "ScalerClip",
+        "Autocast",
+        "BFloat16",
+    ),
     *("BatchNorm", "SyncBatchNorm", "Tied", "Frozen", "Unused", "Float64", "Fused", "Foreach"),
     *("TwoOptimizers", "Adversaries", "Average"),
 )
@@ -33,7 +42,10 @@ TOGETHER = (
         pytest.param(2, TOGETHER, id="modules"),
         pytest.param(2, ("NumPy",), id="NumPy"),
         pytest.param(4, TOGETHER, id="modules-4", marks=pytest.mark.matrix),
-        pytest.param(2, ("Compiled",), id="compiled", marks=pytest.mark.matrix),
+        *(
+            pytest.param(2, (row,), id=row, marks=pytest.mark.matrix)
+            for row in (*TOGETHER, "Compiled")
+        ),
     ],
 )
 def test_workers_make_the_model_of_one_process(
