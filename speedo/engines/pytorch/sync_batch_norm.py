@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module, SyncBatchNorm
@@ -56,7 +55,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _added_up(values: Tensor, add_up: AddUp) -> Tensor:
-    vector = np.array(values.detach().cpu(), np.float32)
+    vector = values.detach().cpu().float().numpy().copy()
     add_up(vector)
     return torch.from_numpy(vector).to(values)
 

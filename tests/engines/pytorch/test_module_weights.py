@@ -333,3 +333,23 @@ def test_an_optimizer_may_get_parameters_later_that_the_model_had_when_it_was_jo
     optimizer.add_param_group({"params": list(torch.nn.Linear(7, 5).parameters())})
     with pytest.raises(ScriptMistake, match="join, after the model is complete"):
         weights.check_changes()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+def test_synchronised_statistics_of_one_worker_are_those_of_batch_norm(kind: str) -> None:
+    import torch
+    from torch import nn
+
+    from speedo.engines.pytorch.module_weights import ModuleWeights
+
+    dtype = getattr(torch, kind)
+    plain = nn.BatchNorm2d(3, dtype=dtype)
+    module = nn.Sequential(nn.SyncBatchNorm(3, dtype=dtype))
+    x = torch.randn(4, 3, 5, 5, dtype=dtype)
+    synchronised = ModuleWeights(module).synchronised(lambda values: None)
+    close = {"rtol": 0.02, "atol": 0.02} if kind == "bfloat16" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(module(x), plain(x), **close)
+    torch.testing.assert_close(module[0].running_var, plain.running_var, **close)
+    synchronised.remove()
+    module.eval()
+    torch.testing.assert_close(module(x), plain.eval()(x), **close)
