@@ -279,7 +279,11 @@ class ScriptActor:
             case Hello():
                 self._hello.put(message)
             case Tested():
-                self._master.ask.remote(self._place, message)
+                import ray
+                from ray.exceptions import RayError
+
+                with suppress(RayError):  # the master is gone: others notice
+                    ray.get(self._master.ask.remote(self._place, message))  # before its end is told
             case StateSaved():
                 with self._heard_more:
                     self._saved[message.version] = message
