@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.tester_actor import VersionTests
 from speedo.actors.worker_actor import WorkerReady
@@ -241,16 +239,14 @@ class RayCluster:
         return [event]
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
-        """Its host ends it for sure: a process that hangs does not hear `ray.kill`."""
+        """Its host ends it, once it has noted what the process does."""
         with self._lock:
-            handle = self._handles.pop((worker, incarnation), None)
+            self._handles.pop((worker, incarnation), None)
             self._gone.setdefault((worker, incarnation), Gone(reason, for_good))
             if for_good:
                 self._set_aside[worker] = reason
         self._hang_up(worker, incarnation)
         self._on_left(worker, incarnation)
-        if handle is not None:
-            ray.kill(handle)
 
     def _hang_up(self, worker: int, incarnation: int) -> None:
         if self._channels is not None:

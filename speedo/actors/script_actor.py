@@ -275,13 +275,13 @@ class ScriptActor:
         self._over.set()
 
     def _heard(self, message: FromScript) -> None:
+        import ray
+        from ray.exceptions import RayError
+
         match message:
             case Hello():
                 self._hello.put(message)
             case Tested():
-                import ray
-                from ray.exceptions import RayError
-
                 with suppress(RayError):  # the master is gone: others notice
                     ray.get(self._master.ask.remote(self._place, message))  # before its end is told
             case StateSaved():
@@ -294,14 +294,10 @@ class ScriptActor:
                 self._hello.put(None)
                 self._over.set()
             case Done():
-                import ray
-
                 self._done = True
                 ray.get(self._master.ended.remote(self._place))
                 self._over.set()
             case StopRun(cause):
-                import ray
-
                 ray.get(self._master.stop.remote(f"stopped by {cause}"))
             case question:
                 threading.Thread(target=self._ask, args=(question,), daemon=True).start()

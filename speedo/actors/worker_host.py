@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from speedo.actors.host_manager import EndOfWorker, Orders
 from speedo.actors.ray_errors import is_gone, raised_by, why
 from speedo.actors.worker_actor import WorkerReady
-from speedo.actors.worker_process import WorkerProcess
+from speedo.actors.worker_process import STOPPED, WorkerProcess
 from speedo.engines.solver.holding import Holding, holding_of
 from speedo.errors import ClusterError, SpeedoError
 from speedo.master.slots import Assignment
@@ -297,6 +297,9 @@ class WorkerHost:
                 self._look_at_start(process, now)
             elif process.place is not None and process.is_dead():
                 self._died(process, process.cause(), now)
+            elif process.is_stopped(now):
+                process.describe_end(STOPPED)
+                self._died(process, STOPPED, now)
         if self._asked is not None and ray.wait([self._asked], timeout=0)[0]:
             answer, self._asked = self._asked, None
             self._follow(ray.get(answer), now)

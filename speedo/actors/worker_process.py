@@ -21,7 +21,7 @@ from speedo.actors.ray_errors import raised_by, why
 from speedo.actors.ray_node.actor_class import actor_class
 from speedo.actors.worker_actor import WorkerActor, WorkerReady, scratch_of
 from speedo.engines import layer_notes
-from speedo.engines.native_failures import STACK_SIGNAL
+from speedo.engines.native_failures import ENDED, STACK_SIGNAL
 from speedo.errors import EngineError, SpeedoError
 from speedo.master.restarts import Restarts
 from speedo.master.slots import Assignment
@@ -35,6 +35,10 @@ from speedo.system.process_state import states_of, takes_signal
 START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
 _SLOW: Final = "if it loads for longer, raise --timeout; else "
 STACK_S: Final = 0.1  # for a process that hangs to write where it is
+STOPPED_S: Final = 5.0  # for a process that was stopped (SIGSTOP) to be let go on
+STOPPED: Final = (
+    f"its process was stopped by a signal (SIGSTOP), and not let go on within {STOPPED_S:.0f} s"
+)
 END_S: Final = 2.0  # for a process to vanish after SIGKILL
 OVERLAP_THREADS: Final = 4  # of an actor whose turns overlap: two turns, and requests meanwhile
 
@@ -66,6 +70,8 @@ class WorkerProcess:
         self.request = 0  # for a place, if not 0; each has a number of its own
         self.asked: Any = None  # the master's answer to it
         self._process: psutil.Process | None = None
+        self._trained_by: list[psutil.Process] = []  # its own one, or those of a script
+        self._goes_on = 0.0  # when a look found that it was not stopped
         self._who: Any = None
 
     def begin(
@@ -106,8 +112,11 @@ class WorkerProcess:
         ready: WorkerReady = started(
             self.starting, self.log, who, self._log_begin, self._limit_s, _SLOW
         )
-        self.starting, self.since, self.follows = None, now, False
+        self.starting, self.since, self.follows, self._goes_on = None, now, False, now
         self._process = _process(ready.runs_at.process)
+        self._trained_by = [] if self._process is None else [self._process]
+        if self._process is not None and ready.model is not None:
+            self._trained_by = self._process.children(recursive=True)
         return ready
 
     def answer(self, now: float) -> WorkerReady | None:
@@ -132,6 +141,13 @@ class WorkerProcess:
             pass
         return True
 
+    def is_stopped(self, now: float) -> bool:
+        """Whether what trains was stopped `STOPPED_S` ago, and was not let go on."""
+        states = {one.status() for one in self._trained_by if one.is_running()}
+        if self.starting is not None or psutil.STATUS_STOPPED not in states:
+            self._goes_on = now
+        return now - self._goes_on >= STOPPED_S
+
     def cause(self) -> str:
         """Why the process died."""
         layer = layer_notes.noted(self._scratch / layer_notes.FILE)
@@ -139,18 +155,15 @@ class WorkerProcess:
 
     def describe_end(self, reason: str) -> None:
         """Write into its log why it is ended by force, and what it does now: a process that hangs cannot."""
-        if self._process is None or reason.startswith(SCRIPTS_OWN):  # its words are in the log
+        if reason.startswith(SCRIPTS_OWN):  # its words are in the log
             return
-        pid = self._process.pid
-        state = states_of([pid]).get(pid)
-        if state is None:
-            return
-        with suppress(OSError):
-            if not state.hangs and takes_signal(pid, STACK_SIGNAL):
-                os.kill(pid, STACK_SIGNAL)
-                time.sleep(STACK_S)
-            with self.log.open("a") as file:
-                file.write(f"speedo: ended by its host: {reason}; its process was {state.words}\n")
+        for pid, state in states_of([one.pid for one in self._trained_by]).items():
+            with suppress(OSError):
+                if not state.hangs and takes_signal(pid, STACK_SIGNAL):
+                    os.kill(pid, STACK_SIGNAL)
+                    time.sleep(STACK_S)
+                with self.log.open("a") as file:
+                    file.write(f"{ENDED}{reason}; its process was {state.words}\n")
 
     def end(self, *, wait: bool = True) -> None:
         """Kill the process, even one that hangs or is stopped."""
@@ -167,7 +180,7 @@ class WorkerProcess:
         if self.place is not None and wait:
             shutil.rmtree(self._scratch, ignore_errors=True)
         self.place = self.actor = self.starting = self._process = self._who = None
-        self.follows = False
+        self.follows, self._trained_by = False, []
 
 
 def load_workers(settings: RunSettings, count: int) -> list[Any]:

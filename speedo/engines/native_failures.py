@@ -40,6 +40,10 @@ _STACK: Final = re.compile(
     r'^(?:Current thread|Thread) 0x|^\s+File ".*", line \d+ in |^\s+<no Python frame>'
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
+ENDED: Final = (
+    "speedo: ended by its host: "  # last in the log of a process that hangs, behind its stacks
+)
+_CURRENT: Final = "Current thread "  # its main one, if Python can answer the signal
 STACK_SIGNAL: Final = signal.SIGUSR2  # to it our processes answer with their stacks, in their logs
 _KEEP_SIZE: Final = 1  # linux/falloc.h: FALLOC_FL_KEEP_SIZE
 _SIGNALS: Final = {
@@ -163,7 +167,12 @@ def last_words(text: str) -> str:
         if raised:
             return f"{raised}{_place(found[-1] if found else None)}"
     said = [line for line in lines if not _STACK.match(line)]  # stacks that somebody asked for
-    return said[-1].strip() if said else ""
+    last = said[-1].strip() if said else ""
+    if not last.startswith(ENDED):
+        return last
+    ours = [at for at, line in enumerate(lines) if line.startswith(_CURRENT)]
+    stack = map(_FRAME.match, lines[ours[-1] :] if ours else ())
+    return last + _place(next(filter(None, stack), None))
 
 
 def _place(frame: re.Match[str] | None) -> str:

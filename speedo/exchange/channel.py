@@ -26,7 +26,6 @@ from dataclasses import fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from speedo.errors import NotFiniteError, TeamBrokenError
@@ -153,12 +152,7 @@ class WorkerChannel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def commands(self) -> Iterator[Train | SaveState]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import TracebackType
 from typing import Final, Self
 
 from rich.console import Console, Group
@@ -32,12 +31,7 @@ class HostsPicture:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -112,8 +112,7 @@ class Coordinator(ReturningBook):
             self._let_train(actions)
         match event:
             case Trained():
-                receive = self._on_trained(event, actions)
-                if receive is not None:
+                if (receive := self._on_trained(event, actions)) is not None:
                     return receive
             case Receive():
                 self._on_received(event, actions)
@@ -165,6 +164,9 @@ class Coordinator(ReturningBook):
     def _on_left(self, event: Left, actions: list[Action]) -> None:
         if not self._is_member(event.worker, event.incarnation):
             return self.awaited.discard(event.worker)
+        stretch = self.stretch_of(self.members[event.worker])
+        if event.done and stretch is not None and stretch.has_answer_of(event.worker):
+            return stretch.left.append(event)
         member = self.members.pop(event.worker)
         self._is_gone(event.worker)
         self._left[event.worker] = event.done
@@ -258,7 +260,7 @@ class Coordinator(ReturningBook):
         staleness = max(part.staleness for part in parts)
         self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
         if stretch is not None:
-            self._test_what_it_came_to(stretch, actions)
+            self._let_go(stretch, actions)
 
     def _on_refused(self, event: Refused, actions: list[Action]) -> None:
         stretch = self._received_stretch(event)
@@ -270,8 +272,7 @@ class Coordinator(ReturningBook):
         else:
             owed = self._owed(event)
             if isinstance(owed, str):
-                actions.append(drop_of(event, "late", owed))
-                return
+                return actions.append(drop_of(event, "late", owed))
             actions.append(drop_of(event, "refused", event.reason))
             member, turn = owed
             # One given ahead begins with what is refused.
@@ -298,8 +299,7 @@ class Coordinator(ReturningBook):
 
     def _on_tested(self, event: Tested, actions: list[Action]) -> None:
         """Also the test of the last version, after the end, may be the best."""
-        now = (self.iteration, self.samples)
-        iteration, samples = self._tests.pop(event.version, now)
+        iteration, samples = self._tests.pop(event.version, (self.iteration, self.samples))
         verdict = self.stopping.tested(event.metrics, iteration)
         better = verdict.better
         if better is not None and self.stopping.rules.keep_best:
@@ -317,7 +317,6 @@ class Coordinator(ReturningBook):
     def _void(self, stretch: Stretch, why: str, actions: list[Action]) -> None:
         """None of its results counts. Its team forms again once all members have answered."""
         stretch.void = why
-        self._test_what_it_came_to(stretch, actions)
         team = self._teams[stretch.unit]
         for part in stretch.parts:
             actions.append(drop_of(part, "discarded", why, part.staleness, part.loss))
@@ -327,11 +326,14 @@ class Coordinator(ReturningBook):
             who = stretch.workers
             actions.append(TeamGivenUp(who, team_given_up(who, why, spans=team.spans)))
         self._dissolve(team, actions)
+        self._let_go(stretch, actions)
 
-    def _test_what_it_came_to(self, stretch: Stretch, actions: list[Action]) -> None:
-        """For members that have paused meanwhile."""
+    def _let_go(self, stretch: Stretch, actions: list[Action]) -> None:
+        """Members that have paused since they answered test what it came to; who had nothing more to train is gone."""
         for _ in range(0 if self.finished else stretch.tests):
             self._evaluate(actions)
+        for event in stretch.left:
+            self._on_left(event, actions)
 
     def _dissolve(self, team: TeamUnit, actions: list[Action]) -> None:
         """To the strategy it has left; members without a turn wait."""
@@ -396,8 +398,7 @@ class Coordinator(ReturningBook):
         """Issue turns to each, all of one length, as far as there is work; park those that have none then."""
         actions += self._divide_anew(units)
         left = self.plan.samples - self.samples - self._samples_in_flight
-        workers = [worker for unit in units for worker in self._workers_of(unit)]
-        members = [(worker, self.members[worker]) for worker in workers]
+        members = [(one, self.members[one]) for unit in units for one in self._workers_of(unit)]
         per_step = sum([member.samples_per_step for _, member in members]) * self._tuning.batches
         steps = max(1, min(self._length.at(self.iteration), -(-left // max(1, per_step))))
         enough = len(self.members) >= self._needed
@@ -438,15 +439,13 @@ class Coordinator(ReturningBook):
             self.started = True
             if self.plan.test_initialization and self.samples == 0:
                 self._evaluate(actions)
-        if self.plan.samples - self.samples - self._samples_in_flight > 0:
-            units = self._units_to_join()
-            if units:
-                self._carry_out(self.strategy.on_join(units), actions)
+        left = self.plan.samples - self.samples - self._samples_in_flight
+        if left > 0 and (units := self._units_to_join()):
+            self._carry_out(self.strategy.on_join(units), actions)
 
     def end(self, reason: str) -> list[Action]:
         """The work is done, also if workers are still there."""
-        actions: list[Action] = []
-        self._finish(actions, complete=True, reason=reason)
+        self._finish(actions := list[Action](), complete=True, reason=reason)
         return actions
 
     def _finish(self, actions: list[Action], *, complete: bool, reason: str) -> None:

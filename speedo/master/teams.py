@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.messages import Part, Trained
+from speedo.messages import Left, Part, Trained
 from speedo.sgd_modes.rules import MergeRule, TakeCenter
 
 # Such a report makes a stretch 5 s long: where rounds take longer, the link has time for it.
@@ -21,7 +21,8 @@ MOST_BROKEN: Final = 8  # stretches in a row; a worker whose results are bad is 
 class Stretch:
     """A turn that the members of a team do together; `void` is why its results do not count, empty if they do.
 
-    `tests` counts the members that wait for what it comes to, to test that.
+    `tests` counts the members that wait for what it comes to, to test that; `left` are those that have trained all that
+    they had, and have answered.
     """
 
     unit: int
@@ -30,6 +31,7 @@ class Stretch:
     rounds: int = 1
     void: str = ""
     tests: int = 0
+    left: list[Left] = field(default_factory=list)
     result: Trained | None = None  # the leader's
     begin_s: float = 0.0  # until the slowest member had the center
     owing: set[int] = field(default_factory=set)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TextIO, cast
 
 from rich.console import Console, Group
@@ -150,12 +149,7 @@ class ConsoleProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_live()
         if self._log is not None:
             log, self._log = self._log, None

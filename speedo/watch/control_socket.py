@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from speedo.errors import ClusterError, SpeedoError
@@ -128,12 +127,7 @@ class ControlServer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         with suppress(OSError, ClusterError), private_folder(self._folder) as folder:
             if os.stat(self._name, dir_fd=folder).st_ino == self._inode:  # else a successor's

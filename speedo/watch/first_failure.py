@@ -33,6 +33,7 @@ from speedo.watch.troubles import (
     read_story,
 )
 
+HOST_S: Final = 2.0  # for the host of a worker that hangs to write what its process does
 AGAIN_S: Final = 120.0  # a worker that dies again within this is still the same failure
 DISK_S: Final = 10.0  # for the log to be read and the result to be written
 MOST_FOLLOWED: Final = 12
@@ -141,8 +142,9 @@ def _told(
     log = _log_of(run_dir, first)
     words = ""
     if log is not None:
-        latest = max(one.seconds for one in incident if one.process == first.process)
-        until = story.wall(latest) + 1.0 if story.clocks else time.time()
+        own = [one for one in incident if one.process == first.process]
+        latest = max(max(one.seconds, one.given_up) for one in own)
+        until = story.wall(latest) + HOST_S if story.clocks else time.time()
         words = clean_text(last_words(log.until(until, TAIL_BYTES)), MOST_WORDS)
         words = "" if words in first.cause else words
     return FirstFailure(

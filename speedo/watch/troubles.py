@@ -43,7 +43,7 @@ _OF_HOST: Final = re.compile(
 _FOLLOWS: Final = re.compile(
     r"^server \d+ is at another host now|^worker \d+ has left the team|^its team lost"
 )
-_WAITED: Final = re.compile(r"no (?:result|answer|step and tested) for (\d+) s|tested for (\d+) s")
+_WAITED: Final = re.compile(r"(?:no (?:result|answer) for|tested for|not let go on within) (\d+) s")
 # How a run ended, and whose failure that is; `process` is a group or a text of its own.
 _ENDS: Final = (
     (re.compile(r"^nothing was trained: (?P<rest>.*)$", re.DOTALL), "", OWN),
@@ -87,7 +87,8 @@ _DEPENDS: Final = (
 class Trouble:
     """One process that failed or was given up, `seconds` after the run began. `kind` says whose doing it was.
 
-    `is_loss`: the run lost something by it; otherwise it only helps to explain another one. `worker` is its slot.
+    `is_loss`: the run lost something by it; otherwise it only helps to explain another one. `worker` is its slot, which
+    was waited for until it was `given_up`.
     """
 
     process: str
@@ -98,6 +99,7 @@ class Trouble:
     pid: int = 0
     is_loss: bool = True
     worker: int = -1
+    given_up: float = 0.0
 
     @property
     def rank(self) -> tuple[int, int, float]:
@@ -224,7 +226,7 @@ def _of_left(story: Story, worker: int, cause: str, seconds: float) -> list[Trou
     host, pid = story.hosts.get(worker, ("", 0))
     one = Trouble(f"worker {worker}", seconds, cause, OWN, host, pid, worker=worker)
     if waited := _WAITED.search(cause):
-        one = replace(one, seconds=max(0.0, seconds - float(waited[1] or waited[2])))
+        one = replace(one, seconds=max(0.0, seconds - float(waited[1])), given_up=seconds)
     if _OF_HOST.match(cause):
         if not host:
             return [replace(one, kind=SILENT)]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from speedo.actors.death_causes import SILENT
-from speedo.master.reasons import OVERDUE
+from speedo.actors.worker_process import STOPPED
 from tests.support.commands import Commands, described, how_loaded, interrupt, wait_for_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -159,7 +159,7 @@ def test_a_stopped_worker_is_evicted_ended_and_started_again(
     run.wait_for(lambda: bool(run.lines("left")), 40)
     (left,) = run.lines("left")
     assert (left["worker"], left["incarnation"]) == (0, 1)
-    assert OVERDUE in left["cause"]
+    assert left["cause"] == STOPPED
     victim.wait(120)
     run.wait_for(lambda: len(run.merged(0, 2)) > 0)
     run.stop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import numpy as np
 import pytest
 
+from speedo.actors.worker_process import STOPPED
 from tests.faults.rows import Finding, row
 from tests.faults.running import BY_REDIS, HANG_S, STEPS_OF_THE_END, stand_still
 from tests.faults.scripts import FIT, SCRIPT_MODES, ScriptRun
@@ -117,12 +119,28 @@ def test_scripts_wait_for_a_redis_that_comes_back_empty(
     assert causes == {"its script has ended"}
 
 
-@row(9, "a user's script hangs (SIGSTOP)", SCRIPT_MODES)
-def test_a_script_that_hangs_is_killed_and_started_again(
+@row(9, "a user's script waits for something that never comes", SCRIPT_MODES, "sync")
+def test_a_script_that_hangs_leaves_its_stack_and_is_started_again(
     speedo: Commands, mode: str, finding: Finding
 ) -> None:
-    run = ScriptRun(speedo, mode, "--workers", "3", "--timeout", "15", str(FIT), "none", "0.7")
-    run.has_begun(8)  # enough turns to know how long one may take
+    run = ScriptRun(speedo, mode, "--workers", "3", "--timeout", "8", str(FIT), "hangs", "0.3")
+    run.wait_for(lambda: run.lines("left"))
+    (left,) = run.lines("left")
+    finding.recovered(run.recovery(time.monotonic()))
+    run.ends(0)
+    run.check()
+    log = (run.dir / "logs" / "worker-1.log").read_text()
+    assert re.search(r'fit\.py", line \d+ in waits_for_ever\n', log)
+    assert f"speedo: ended by its host: {left['cause']}; its process was waiting" in log
+    run.failed_first("worker 1", "no result for", ", in waits_for_ever)")
+
+
+@row(9, "a user's script is stopped (SIGSTOP)", SCRIPT_MODES)
+def test_a_script_that_is_stopped_is_killed_and_started_again(
+    speedo: Commands, mode: str, finding: Finding
+) -> None:
+    run = ScriptRun(speedo, mode, "--workers", "3", str(FIT), "none", "0.7")
+    run.has_begun(8)
     stand_still(
         next(
             one
@@ -136,7 +154,7 @@ def test_a_script_that_hangs_is_killed_and_started_again(
     finding.recovered(run.recovery(since))
     run.ends(0)
     run.check()
-    run.failed_first("worker 1", "no result for")
+    run.failed_first("worker 1", STOPPED)
 
 
 @row(11, "NaN in the weights of a user's script", SCRIPT_MODES)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from speedo.actors.death_causes import SILENT
+from speedo.actors.worker_process import STOPPED
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run, stand_still
 from tests.support.commands import Commands
@@ -71,8 +72,8 @@ def test_a_member_that_hangs_is_replaced(
     lines = run.stop_and_check()
     (left,) = [line for line in lines if line["event"] == "left"]
     assert left["worker"] == 1
-    assert "no result for" in left["cause"]
-    run.failed_first("worker 1", "no result for", "stopped by a signal (SIGSTOP)")
+    assert left["cause"] == STOPPED
+    run.failed_first("worker 1", STOPPED, "stopped by a signal (SIGSTOP)")
 
 
 @row(23, "member of a team sends numbers that are not finite", ("sync",))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speedo.actors.death_causes import SILENT
-from speedo.master.reasons import OVERDUE
+from speedo.actors.worker_process import STOPPED
 from speedo.watch.first_failure import kept_failure
 from tests.faults.rows import WITH_TORCH, Finding, Findings, row, scenario
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
@@ -210,11 +210,11 @@ def test_a_hung_worker_is_evicted_and_started_again(
     finding.note = f"evicted after {time.monotonic() - since:.1f} s"
     finding.recovered(run.recovery(time.monotonic()) + (time.monotonic() - since))
     (left,) = run.lines("left")
-    assert OVERDUE in left["cause"]
+    assert left["cause"] == STOPPED
     victim.wait(120)
     run.wait_for(lambda: run.merged(1, 2))
     run.stop_and_check()
-    failed = run.failed_first("worker 1", OVERDUE, "its process was stopped by a signal (SIGSTOP)")
+    failed = run.failed_first("worker 1", STOPPED, "its process was stopped by a signal (SIGSTOP)")
     assert failed.pid == victim.pid
 
 

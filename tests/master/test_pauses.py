@@ -11,6 +11,7 @@ from speedo.errors import ConfigError
 from speedo.exchange.lease import Lease, LeaseRequest, NoLease
 from speedo.master.coordinator import Coordinator
 from speedo.master.plan import Plan
+from speedo.master.reasons import ALL_DONE
 from speedo.master.script_tests import NONE, ScriptTests
 from speedo.master.turn_deadlines import TurnDeadlines, TurnsUnderWay
 from speedo.messages import (
@@ -18,6 +19,7 @@ from speedo.messages import (
     Drop,
     Evaluate,
     Event,
+    Finish,
     Joined,
     Left,
     Merge,
@@ -27,6 +29,7 @@ from speedo.messages import (
     Trained,
 )
 from speedo.messages import Tested as Answer
+from speedo.run_dir.events import SCRIPT_ENDED
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
@@ -254,6 +257,35 @@ def test_a_member_that_pauses_ends_the_turn_of_its_team_and_nothing_is_lost(leav
     team.finish(1 - leaves, 1)
     assert set(team.owes) == {0, 1}
     assert team.of(Drop) == []
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_what_a_member_trained_counts_though_it_leaves_before_the_others_have_answered(
+    leaves: int,
+) -> None:
+    """One that dies then takes the turn with it."""
+    team = TeamOfScripts(2)
+    for worker in (0, 1):
+        team.finish(worker, 1)
+    before, stays = team.coordinator.samples, 1 - leaves
+    team.finish(leaves, 3, pauses=True)
+    assert team.take(Left(leaves, 1, SCRIPT_ENDED, done=True)) == []
+    team.finish(stays, 3)
+    assert team.coordinator.samples == before + 2 * 3 * 4
+    assert set(team.coordinator.members) == set(team.owes) == {stays}
+    assert team.of(Drop) == []
+    team.take(Left(stays, 1, SCRIPT_ENDED, done=True))
+    assert team.of(Finish) == [Finish(True, ALL_DONE)]
+
+
+def test_who_has_left_is_gone_also_if_the_turn_of_its_team_is_void() -> None:
+    team = TeamOfScripts(3)
+    team.finish(1, 2, pauses=True)
+    team.take(Left(1, 1, SCRIPT_ENDED, done=True))
+    team.take(Left(2, 1, "killed"))
+    assert set(team.coordinator.members) == {0}
+    assert team.of(Merge) == []
+    assert {one.worker for one in team.of(Drop) if isinstance(one, Drop)} == {1}
 
 
 def test_all_members_may_pause_at_once() -> None:

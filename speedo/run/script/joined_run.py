@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from speedo.engines.native_failures import STACK_SIGNAL
 from speedo.errors import ConfigError, ScriptMistake
 from speedo.run.script.alone import OwnBook
 from speedo.run.script.collectives import Collectives
@@ -390,6 +393,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         except OSError:
             made.close()
             raise ConfigError("two processes of a script call speedo.join: join in one") from None
+        if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
+            faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
         link = Connection(made.detach())
         start: Start = link.recv()
         self.rank, self.size = start.place.worker, start.settings.workers

@@ -179,6 +179,8 @@ class ScriptTurns:
         """Publish what is left of the turn, wait for the end of the run, and take over what it came to."""
         self.hello(1)  # there were no records left for it
         worker = self.worker
+        if self.gradients is not None and self._in_team:
+            self.gradients.leave()  # the others' turn ends, too, and counts
         if worker is not None and worker.command is not None and worker.steps:
             self.end()
         if self._publisher is not None:

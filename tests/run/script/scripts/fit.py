@@ -38,6 +38,12 @@ if fault == "foreign":
 if fault == "no-length":
     x, y = (zip(x, y, strict=True), None)
 
+
+def waits_for_ever():
+    while True:
+        time.sleep(100)
+
+
 with speedo.join({"w": w}) as run:
     if fault != "never-steps":
         for _ in run.epochs(3):
@@ -51,6 +57,8 @@ with speedo.join({"w": w}) as run:
                     time.sleep(0.05)
                 if (fault, run.rank) in (("nan", 1), ("ends-badly", 2)):
                     w[:] = np.nan
+                if fault == "hangs" and "worker-0.1.1" in os.environ["SPEEDO_WORKER"]:
+                    waits_for_ever()
                 if fault == "raises":
                     raise ValueError("no such column")
                 run.step(loss=float((error**2).mean()))
