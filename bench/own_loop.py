@@ -1,9 +1,9 @@
 """A PyTorch script of the user's: `speedo run` beside DistributedDataParallel (gloo), in turns.
 
-    python -m bench.own_loop [--rounds 5] [--seconds 5] [--workers 2] [--markdown]
+    python -m bench.own_loop [--model lenet] [--rounds 5] [--seconds 5] [--workers 2] [--markdown]
 
-The same LeNet, batch per process, optimizer and loader, one thread per process. Prints medians of the images/s of all
-processes together, and ratios taken within a round. Status 1 if a measurement failed.
+The same LeNet or small GPT, batch per process, optimizer and loader, one thread per process. Prints medians of the
+samples/s of all processes together, and ratios taken within a round. Status 1 if a measurement failed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ WAIT_S = 300
 def main() -> int:
     """Measure in turns and print the table."""
     parser = parser_for("bench.own_loop", __doc__ or "")
+    parser.add_argument("--model", choices=("lenet", "gpt"), default="lenet")
     parser.add_argument("--seconds", type=seconds, default=5.0, metavar="S")
     parser.add_argument("--workers", type=whole, default=2, metavar="N")
     asked = parser.parse_args()
@@ -42,10 +43,11 @@ def main() -> int:
     for number in range(asked.rounds):
         for name in found:
             with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
-                rate = _rate(name, asked.workers, ["--seconds", str(asked.seconds)], Path(folder))
+                options = ["--model", asked.model, "--seconds", str(asked.seconds)]
+                rate = _rate(name, asked.workers, options, Path(folder))
             found[name].append(rate)
-            say(f"round {number + 1}: {name}: {rate:,.0f} images/s")
-    lines = [["", "images/s", f"of {DDP}", "least to most"]]
+            say(f"round {number + 1}: {name}: {rate:,.0f} samples/s")
+    lines = [["", "samples/s", f"of {DDP}", "least to most"]]
     for name, rates in found.items():
         ratios = [one / base for one, base in zip(rates, found[DDP], strict=True)]
         lines.append(
@@ -86,7 +88,7 @@ def _rate(name: str, workers: int, options: list[str], scratch: Path) -> float:
         logs = sorted((scratch / "run" / "logs").glob("worker-*.log"))
         said = [log.read_text() for log in logs]
     rates = [
-        float(rate) for text in said for rate in re.findall(r"^images/s ([0-9.]+)$", text, re.M)
+        float(rate) for text in said for rate in re.findall(r"^samples/s ([0-9.]+)$", text, re.M)
     ]
     if len(rates) != workers:
         raise SystemExit(f"{name}: {len(rates)} of {workers} processes said their rate: {said}")

@@ -143,8 +143,7 @@ class WorkerProcess:
 
     def is_stopped(self, now: float) -> bool:
         """Whether what trains was stopped `STOPPED_S` ago, and was not let go on."""
-        states = {one.status() for one in self._trained_by if one.is_running()}
-        if self.starting is not None or psutil.STATUS_STOPPED not in states:
+        if self.starting is not None or not any(map(_is_stopped, self._trained_by)):
             self._goes_on = now
         return now - self._goes_on >= STOPPED_S
 
@@ -209,6 +208,13 @@ def _process(number: int) -> psutil.Process | None:
         return psutil.Process(number)
     except psutil.NoSuchProcess:
         return None
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def started(

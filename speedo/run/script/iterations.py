@@ -1,25 +1,29 @@
-"""Where an iteration of a script with several optimizers ends, if the change of the weights is exchanged after it."""
+"""Which steps of several optimizers are one iteration, if the change of the weights is exchanged after it."""
 
 from __future__ import annotations
 
+from typing import Final
+
+MOST: Final = 100  # steps of one, as where another optimizer begins later
+
 
 class Iterations:
-    """An iteration ends with the optimizer that steps last, before one steps again.
+    """An iteration is what is done with a batch of `run.share`; else it ends once each of `optimizers` has stepped."""
 
-    Before that there may be gradients to come of what was computed with the present weights.
-    """
+    def __init__(self, optimizers: int) -> None:
+        self._optimizers, self._steps = optimizers, list[int]()
+        self._is_counted = False  # the present one, at its first step
 
-    def __init__(self) -> None:
-        self._order: list[int] = []  # of those that have stepped in this one
-        self._last: int | None = None  # whose step ends it
+    def counts(self, optimizer: int, *, begins: bool) -> bool:
+        """Whether the step that optimizer number `optimizer` has made counts as an iteration.
 
-    def ends_with(self, optimizer: int) -> bool:
-        """Whether the step that optimizer number `optimizer` has made is the last of an iteration."""
-        if optimizer in self._order:
-            self._last = self._order[-1]
-            self._order.clear()
-        self._order.append(optimizer)
-        if optimizer != self._last:
-            return False
-        self._order.clear()
-        return True
+        It does if it `begins` one, as the first with its batch.
+        """
+        self._steps.append(optimizer)
+        ends = len(set(self._steps)) == self._optimizers or len(self._steps) >= MOST
+        was_counted = self._is_counted
+        if ends:
+            self._steps.clear()
+        if begins or ends:
+            self._is_counted = begins and not ends
+        return begins or (ends and not was_counted)

@@ -99,7 +99,7 @@ def join(
 
     schedulers = _listed(scheduler)
     weights = ModuleWeights(together(models), optimizers, schedulers)
-    run = JoinedRun(weights, weights, events, exchange, several=len(optimizers) > 1)
+    run = JoinedRun(weights, weights, events, exchange, optimizers=len(optimizers))
     for number, one in enumerate(schedulers):
         run.keep(f"scheduler {number}", one)
     return run
@@ -144,13 +144,13 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         events: ScriptEvents,
         exchange: str | None = None,
         *,
-        several: bool = False,
+        optimizers: int = 1,
     ) -> None:
         """`stepped.on_step(callback)` tells of an optimizer's steps; None where the script calls `step` itself."""
         self.rank, self.size, self.is_first = 0, 1, True
         self._weights, self._stepped, self._events = weights, stepped, events
-        self._exchange, self._several = exchange, several  # several optimizers
-        self._iterations = Iterations()
+        self._exchange, self._several = exchange, optimizers > 1
+        self._iterations = Iterations(optimizers)
         self._hooks: list[Any] = []
         self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
@@ -158,7 +158,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._kept = ScriptState(stepped)
         self._share = RecordShare(self._own.lease, lambda: None, 0)
         self._epochs, self._steps, self._first_epoch = 0, 0, 0
-        self._shares = False  # `share` was called
+        self._shares, self._loops = False, 0  # `share` was called; loops over what it gives
         # No step yet, and the batches that `share` gave before it.
         self._no_step, self._unused = True, 0
         self._over_since, self._tested = 0.0, 0  # when a step found the run over; calls of `test`
@@ -219,13 +219,17 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._shares = True
         if turns is not None:
             turns.shares()
-        # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
-        while (turns is None or turns.has_turn()) and (
-            item := next(items, _NO_MORE)
-        ) is not _NO_MORE:
-            if turns is None or turns.has_turn():  # after a wait it is a new one
-                self._unused += self._no_step
-                yield item
+        self._loops += 1
+        try:
+            # Records are leased within a turn: so those of a round follow each other, as in a batch of one process.
+            while (turns is None or turns.next_batch()) and (
+                item := next(items, _NO_MORE)
+            ) is not _NO_MORE:
+                if turns is None or turns.has_turn():  # after a wait it is a new one
+                    self._unused += self._no_step
+                    yield item
+        finally:
+            self._loops -= 1
         self._check_steps(MANY)
 
     def _check_steps(self, few: int = 1) -> None:
@@ -261,26 +265,27 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._end_loop()
         is_idle = gradients is not None and gradients.idle
         counted = 0 if gradients is None else gradients.after_step()
-        if gradients is None and self._several and not self._iterations.ends_with(number):
+        # Of a batch only the first step leaves the turn open: what follows with the batch is of the turn, too.
+        goes_on = gradients is None and self._loops > 0 and self._share.given > 0
+        by_steps = self._several and gradients is None
+        if by_steps and not self._iterations.counts(number, begins=goes_on):
             return
         if is_idle:
             samples = counted  # a batch that the script has in hand is of its next step
             self._share.given -= counted
         else:
             given, self._share.given = self._share.given, 0
-            least = int(not (self._several and self._shares))
+            least = int(not (self._several and self._loops))
             samples = (given or least) if samples is None else samples
         loss = self._loss if loss is None else float(loss)
         self._loss = None
         self._steps += 1
         if turns is None:
             self._own.trained(self._share.taken()[0])
-        elif not turns.stepped(samples, loss):
+        elif not turns.stepped(samples, loss, goes_on=goes_on):
             return
-        elif (
-            self._several or not self._shares
-        ) and not is_idle:  # the next step may follow at once
-            turns.has_turn()
+        elif not (is_idle or goes_on) and (self._several or not self._loops):
+            turns.has_turn()  # the next step may follow at once
         self._events.stepped(self._steps, math.nan if loss is None else loss, samples)
 
     def _end_loop(self) -> None:

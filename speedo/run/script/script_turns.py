@@ -72,6 +72,7 @@ class ScriptTurns:
         self._module = stepped
         self._asked: LeaseRequest | None = None
         self._pauses = self._compared = False
+        self._is_due = False  # the present turn ends with the present batch
         self._publisher: Publisher | None = None  # of results, where turns overlap
         self.share = RecordShare(
             self._lease,
@@ -235,6 +236,12 @@ class ScriptTurns:
                 self.source.answer(refusal(command, problem))
         return True
 
+    def next_batch(self) -> bool:
+        """The script has done what it does with a batch, and asks for another one: as `has_turn`."""
+        if self._is_due:
+            self.end()
+        return self.has_turn()
+
     def after_backward(self) -> None:
         """A backward pass has ended, whose gradients are exchanged."""
         assert self.gradients is not None
@@ -258,20 +265,25 @@ class ScriptTurns:
         self.hello(given or 1)
         self.gradients.before_step(given, closure=closure, number=number)
 
-    def stepped(self, samples: int, loss: float | None) -> bool:
-        """A step was made, on this many records; whether it was one of a turn."""
+    def stepped(self, samples: int, loss: float | None, *, goes_on: bool = False) -> bool:
+        """A step was made, on this many records; whether it was one of a turn.
+
+        `goes_on`: the script may change the weights, or take gradients of the present ones, before its next batch.
+        """
         self.hello(samples)
         if not self.has_turn():
             return False
         assert self.worker is not None
         is_last = self.worker.stepped(samples, loss)
         if is_last or (self.gradients is not None and self.gradients.turn_ends):
-            self.end()
+            self._is_due = goes_on
+            if not goes_on:
+                self.end()
         return True
 
     def end(self) -> None:
         """Publish what the turn has come to."""
-        worker = self.worker
+        worker, self._is_due = self.worker, False
         assert worker is not None
         command = worker.command
         assert command is not None
@@ -301,7 +313,7 @@ class ScriptTurns:
 
     def _drop(self, why: str) -> None:
         assert self.worker is not None
-        self.worker.command = None
+        self.worker.command, self._is_due = None, False
         self.share.give_back(self.share.taken()[0])
         self.share.given = 0
         if self.gradients is not None:
@@ -315,6 +327,8 @@ class ScriptTurns:
         That is so where `run.share` has nothing left for it. With a batch in hand, or in a loop of its own, it keeps
         its turn: what the script changes behind the collective is of this one; the next would load the center over it.
         """
+        if self._is_due:
+            self.end()
         worker = self.worker
         begun = worker is not None and worker.command is not None and not worker.steps
         has_none = self._asked is not None and not self.share.given

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from speedo.run_dir.events import SCRIPT_ENDED
 from tests.faults.scripts import trained
 from tests.run.script.test_run_command import WAIT_S, run, script_of
 from tests.support.commands import Commands, how_loaded, wait_for_line
@@ -156,6 +157,22 @@ def killed_in(lines: list[dict[str, Any]]) -> int:
     """How many workers were killed."""
     causes = [line["cause"] for line in lines if line["event"] == "left"]
     return sum("killed by SIGKILL" in cause for cause in causes)
+
+
+def test_a_turn_ends_between_batches_though_several_optimizers_step_on_one(
+    speedo: Commands, tmp_path: Path
+) -> None:
+    """Each third batch has a gradient of G from before the step of D."""
+    script, steps, batches = Path(__file__).parents[2] / "scripts" / "wgan.py", 10, 3
+    words = ("--workers", "2", "--mode", "async", str(script), "8", str(steps))
+    status, _, errors = run(speedo, *words)
+    assert status == 0, errors
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert {line["cause"] for line in lines if line["event"] == "left"} == {SCRIPT_ENDED}
+    records = 16 * steps * batches
+    assert trained(lines) == Counter({(e, r): 1 for e in range(5) for r in range(records // 5)})
+    merged = [line for line in lines if line.get("decision") == "merged"]
+    assert sum(line["samples"] for line in merged) == records
 
 
 def test_a_worker_that_tests_or_leaves_ends_the_turn_of_its_team_and_nothing_is_lost(
