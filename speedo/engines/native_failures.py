@@ -40,9 +40,7 @@ _STACK: Final = re.compile(
     r'^(?:Current thread|Thread) 0x|^\s+File ".*", line \d+ in |^\s+<no Python frame>'
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
-ENDED: Final = (
-    "speedo: ended by its host: "  # last in the log of a process that hangs, behind its stacks
-)
+ENDED: Final = "speedo: ended by its host: "  # last in the log of who hangs, behind the stacks
 _CURRENT: Final = "Current thread "  # its main one, if Python can answer the signal
 STACK_SIGNAL: Final = signal.SIGUSR2  # to it our processes answer with their stacks, in their logs
 _KEEP_SIZE: Final = 1  # linux/falloc.h: FALLOC_FL_KEEP_SIZE

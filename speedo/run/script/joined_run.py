@@ -375,7 +375,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             self._collectives.barrier()
 
     def _between(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._turns is None else self._turns.between()
+        return nullcontext() if self._turns is None else self._turns.between(goes_on=self._several)
 
     # ------------------------------------------------------------ the context
 

@@ -321,13 +321,14 @@ class ScriptTurns:
 
     # ------------------------------------------------------------ between turns
 
-    def between(self) -> AbstractContextManager[object]:
+    def between(self, *, goes_on: bool) -> AbstractContextManager[object]:
         """In a collective: the others may need a round more to come to it, which must not wait for this worker.
 
         That is so where `run.share` has nothing left for it. With a batch in hand, or in a loop of its own, it keeps
         its turn: what the script changes behind the collective is of this one; the next would load the center over it.
+        So it does if it `goes_on` with its batch though the turn is due, as with the step of another optimizer.
         """
-        if self._is_due:
+        if self._is_due and not goes_on:
             self.end()
         worker = self.worker
         begun = worker is not None and worker.command is not None and not worker.steps
