@@ -19,14 +19,7 @@ from caffenets.errors import (
     hide_secrets,
 )
 
-__all__ = [
-    "HIDDEN",
-    "ConfigError",
-    "DataError",
-    "EngineError",
-    "SolverError",
-    "hide_secrets",
-]
+__all__ = ["HIDDEN", "ConfigError", "DataError", "EngineError", "SolverError", "hide_secrets"]
 SpeedoError = NetError
 
 

@@ -13,21 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from speedo.actors.attempts import (
-    ANSWER_S,
-    Attempt,
-    FollowedRun,
-    in_attempts,
-    parting,
-    told_of,
-)
+from speedo.actors.attempts import ANSWER_S, Attempt, FollowedRun, in_attempts, parting, told_of
 from speedo.actors.ray_node import session
-from speedo.actors.ray_node.ports import (
-    is_loopback,
-    redis_port,
-    require_free_port,
-    resolved,
-)
+from speedo.actors.ray_node.ports import is_loopback, redis_port, require_free_port, resolved
 from speedo.actors.run_servers import RunningServices, with_mirror
 from speedo.actors.run_stores import OpenRedis, goes_without_redis
 from speedo.actors.signals import stop_signals
@@ -41,12 +29,7 @@ from speedo.run.exchange_way import factors_of, way_of
 from speedo.run.headline import exchange, headline
 from speedo.run.host_memory import with_host_memory
 from speedo.run.open_store import lease_of
-from speedo.run.prepare import (
-    PreparedRun,
-    checked_records,
-    with_division,
-    with_workers,
-)
+from speedo.run.prepare import PreparedRun, checked_records, with_division, with_workers
 from speedo.run.result import RunResult
 from speedo.run.scratch import scratch_folder
 from speedo.run.standby_terms import can_have_standby

@@ -76,13 +76,7 @@ class RunStores:
         return self._redis
 
     def near(
-        self,
-        config: RunConfig,
-        model_bytes: int,
-        socket: str,
-        watch: Watch,
-        *,
-        alone: bool = False,
+        self, config: RunConfig, model_bytes: int, socket: str, watch: Watch, *, alone: bool = False
     ) -> Near:
         """The folder and the socket that workers on this machine use instead of the network.
 

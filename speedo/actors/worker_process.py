@@ -71,7 +71,9 @@ class WorkerProcess:
         self.asked: Any = None  # the master's answer to it
         self._process: psutil.Process | None = None
         self._trained_by: list[psutil.Process] = []  # its own one, or those of a script
-        self._goes_on = 0.0  # when a look found that it was not stopped
+        self._stopped: dict[
+            int, tuple[float, float]
+        ] = {}  # by process: what it had computed, since when it stands
         self._who: Any = None
 
     def begin(
@@ -112,7 +114,7 @@ class WorkerProcess:
         ready: WorkerReady = started(
             self.starting, self.log, who, self._log_begin, self._limit_s, _SLOW
         )
-        self.starting, self.since, self.follows, self._goes_on = None, now, False, now
+        self.starting, self.since, self.follows, self._stopped = None, now, False, {}
         self._process = _process(ready.runs_at.process)
         self._trained_by = [] if self._process is None else [self._process]
         if self._process is not None and ready.model is not None:
@@ -142,10 +144,14 @@ class WorkerProcess:
         return True
 
     def is_stopped(self, now: float) -> bool:
-        """Whether what trains was stopped `STOPPED_S` ago, and was not let go on."""
-        if self.starting is not None or not any(map(_is_stopped, self._trained_by)):
-            self._goes_on = now
-        return now - self._goes_on >= STOPPED_S
+        """Whether what trains was stopped `STOPPED_S` ago, and has not gone on, even between two looks."""
+        stopped = dict[int, tuple[float, float]]()
+        for one in self._trained_by if self.starting is None else ():
+            if (computed := _computed_if_stopped(one)) is not None:
+                before = self._stopped.get(one.pid, (-1.0, now))
+                stopped[one.pid] = before if before[0] == computed else (computed, now)
+        self._stopped = stopped
+        return any(now - since >= STOPPED_S for _, since in stopped.values())
 
     def cause(self) -> str:
         """Why the process died."""
@@ -210,11 +216,12 @@ def _process(number: int) -> psutil.Process | None:
         return None
 
 
-def _is_stopped(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False
+def _computed_if_stopped(process: psutil.Process) -> float | None:
+    """For how many seconds this process has computed; None if it is not stopped."""
+    with suppress(psutil.NoSuchProcess):
+        if process.status() == psutil.STATUS_STOPPED:
+            return float(sum(process.cpu_times()))
+    return None
 
 
 def started(

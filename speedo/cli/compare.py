@@ -223,10 +223,7 @@ def _refuse_for_script(context: click.Context, measure: str, swept: Sequence[str
 
 
 def _make(
-    comparison: Comparison,
-    folder: Path,
-    watch: StatusLine,
-    as_text: Callable[[Figures], str],
+    comparison: Comparison, folder: Path, watch: StatusLine, as_text: Callable[[Figures], str]
 ) -> None:
     """Make the runs, and print their table; status 1 if one of them failed."""
     for number in (signal.SIGTERM, signal.SIGHUP):

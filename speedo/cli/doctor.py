@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from speedo.cli.page import PagedCommand, json_option
-from speedo.cli.run_options import (
-    FILE,
-    PATH,
-    checked_device,
-    checked_threads,
-    options_named,
-)
+from speedo.cli.run_options import FILE, PATH, checked_device, checked_threads, options_named
 from speedo.cli.say import say
 from speedo.errors import ConfigError, SpeedoError
 from speedo.run.config.run_config import DEFAULT_PORT, LARGEST_WORKERS, make_config

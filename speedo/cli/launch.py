@@ -10,14 +10,7 @@ from typing import Any, Final
 import click
 
 from speedo.cli.own_scripts import options_of_own
-from speedo.cli.run_options import (
-    FILE,
-    IN_SIGHT,
-    RunCommand,
-    master_options,
-    run_options,
-    under,
-)
+from speedo.cli.run_options import FILE, IN_SIGHT, RunCommand, master_options, run_options, under
 from speedo.cli.say import say
 from speedo.errors import ConfigError, hide_secrets
 from speedo.run.config.formats import parse_phase

@@ -24,11 +24,7 @@ OPTIONS: Final = (
     *("checkpoint_interval", "grace", "take_over", "redis_tls"),
 )
 # What a script decides itself, or cannot have.
-FIXED: Final = {
-    "split_batch": False,
-    "final_test": False,
-    "reshard_after": 0.0,
-}
+FIXED: Final = {"split_batch": False, "final_test": False, "reshard_after": 0.0}
 _ALSO: Final = {"max_iter", "seed", "config_file", "resume"}
 
 

@@ -239,10 +239,7 @@ def _datums(rule: RecordRule) -> Generator[_Record]:
     datum = caffe_schema().Datum()
     path = Path(rule.source)
     looks_at_labels = any(use.top == 0 for use in rule.uses)
-    with (
-        SharedLmdb(path) as database,
-        database.begin() as transaction,
-    ):
+    with SharedLmdb(path) as database, database.begin() as transaction:
         for key, value in transaction.cursor():
             name = key.decode(errors="replace")
             try:

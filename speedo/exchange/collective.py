@@ -212,12 +212,7 @@ class Collective:
     # ------------------------------------------------------------ how they run
 
     def _run(
-        self,
-        call: str,
-        chunks: int,
-        fill: _Stage,
-        combine: _Stage,
-        drain: _Stage | None = None,
+        self, call: str, chunks: int, fill: _Stage, combine: _Stage, drain: _Stage | None = None
     ) -> None:
         """Put `chunks` chunks through; the stages get the chunk's number in the call, and its slot."""
         if self._broken:

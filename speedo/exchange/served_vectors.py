@@ -132,8 +132,7 @@ class Exchange:
         """The bodies of a payload, one for each range; see `Codec.encode` for `residual`."""
         return [
             lane.payload_codec.encode(
-                payload[lane.range.place],
-                None if residual is None else residual[lane.range.place],
+                payload[lane.range.place], None if residual is None else residual[lane.range.place]
             )
             for lane in self._lanes
         ]

@@ -13,16 +13,7 @@ from typing import Any, Final
 from speedo.actors.signals import end_as, stop_signals
 from speedo.errors import ClusterError, ConfigError, MachineError, SpeedoError
 from speedo.launch.cluster import is_here, variables
-from speedo.launch.commands import (
-    DOCTOR,
-    LEFT,
-    MASTER,
-    SERVER,
-    WORKER,
-    LaunchPlan,
-    in_words,
-    roles,
-)
+from speedo.launch.commands import DOCTOR, LEFT, MASTER, SERVER, WORKER, LaunchPlan, in_words, roles
 from speedo.launch.host_files import HostFiles
 from speedo.launch.hosts import LOOK_S, Hosts, RemoteHost, greeting_problem
 from speedo.launch.picture import PROGRESS, HostsPicture

@@ -20,14 +20,7 @@ from speedo.exchange.vector import HEADER_BYTES, Header, Layout, Vector, squared
 from speedo.master.begun_versions import BegunVersions
 from speedo.master.divergence import DivergenceWatch
 from speedo.messages import Drop, Kind, Merge, Part, Refused, Trained
-from speedo.sgd_modes.rules import (
-    Contribution,
-    MergeRule,
-    State,
-    add_sums,
-    average_into,
-    merge_by,
-)
+from speedo.sgd_modes.rules import Contribution, MergeRule, State, add_sums, average_into, merge_by
 from speedo.storage import keys
 from speedo.storage.base import Store
 from speedo.system.failpoints import reached

@@ -51,10 +51,5 @@ def between_hosts_of(
     members = tuple((worker, incarnation) for worker, incarnation, _ in team.members)
     leaders = [team.workers[ranks[0]] for ranks in team.spread]
     return between_hosts(
-        settings,
-        place,
-        leaders,
-        f"team{team.formed}",
-        lambda: missing(members),
-        team.patience_s,
+        settings, place, leaders, f"team{team.formed}", lambda: missing(members), team.patience_s
     )

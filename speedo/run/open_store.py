@@ -31,10 +31,14 @@ def this_machine() -> str:
 
 
 def is_near(near: Near) -> bool:
-    """Whether this process can use the master's folder and socket: they are enabled, and it is on the same machine."""
+    """Whether this process can use the master's folder and socket: they are enabled, and it is on the same machine.
+
+    While Redis starts again there is no socket, but its directory.
+    """
     if near.machine != this_machine():
         return False
-    places = [place for place in (near.folder, near.socket) if place]
+    socket = near.socket if os.path.lexists(near.socket) else os.path.dirname(near.socket)
+    places = [place for place in (near.folder, socket) if place]
     return bool(places) and all(os.access(place, os.R_OK | os.W_OK) for place in places)
 
 
@@ -55,10 +59,7 @@ def redis_store(url: str, settings: RunSettings, guard: Guard | None = None) -> 
 
 
 def lease_of(
-    settings: RunSettings,
-    address: str,
-    patience_s: float,
-    note: Callable[[str], None],
+    settings: RunSettings, address: str, patience_s: float, note: Callable[[str], None]
 ) -> MasterLease:
     """The lease of a run in its Redis, of a command that others find at `address`."""
     url, ca_pem = settings.redis_url, settings.redis_ca

@@ -99,10 +99,7 @@ class PreparedRun:
 
 
 def prepare(
-    config: RunConfig,
-    note: Note,
-    anew_in: Path | None = None,
-    again: bool = False,
+    config: RunConfig, note: Note, anew_in: Path | None = None, again: bool = False
 ) -> PreparedRun:
     """Read and check the solver, make the bundled dataset if it is missing, create the run directory.
 

@@ -27,10 +27,7 @@ HOSTS_OWN: Final = "each host's own script"
 
 
 def prepare_script(
-    config: RunConfig,
-    note: Callable[[str], None],
-    anew_in: Path | None = None,
-    again: bool = False,
+    config: RunConfig, note: Callable[[str], None], anew_in: Path | None = None, again: bool = False
 ) -> PreparedRun:
     """Check the options and the script, and create the run directory. Raises `ConfigError`, `CheckpointError`.
 

@@ -8,13 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from speedo.errors import (
-    ClusterError,
-    MissingKeyError,
-    PayloadError,
-    SpeedoError,
-    TrainingStopped,
-)
+from speedo.errors import ClusterError, MissingKeyError, PayloadError, SpeedoError, TrainingStopped
 from speedo.exchange.transfer import take_history
 from speedo.exchange.vector import Layout, Vector
 from speedo.master.cluster import Cluster

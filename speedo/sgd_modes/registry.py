@@ -37,9 +37,7 @@ from speedo.sgd_modes.foreign import (
 from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.options import ModeOptions, PhaseOptions, RunOptions
 from speedo.sgd_modes.phases import Phase
-from speedo.sgd_modes.rules import (
-    MergeRule,
-)
+from speedo.sgd_modes.rules import MergeRule
 from speedo.sgd_modes.rules.base import OfARun
 from speedo.sgd_modes.turn_length import AdaptiveLength, LengthState, most_steps, turn_length
 from speedo.system.bounds import Option, declared
@@ -311,11 +309,7 @@ def make_strategy(
 
 
 def _phase(
-    options: PhaseOptions,
-    batch: int,
-    batch_size: int,
-    update: Update | None,
-    own_optimizers: bool,
+    options: PhaseOptions, batch: int, batch_size: int, update: Update | None, own_optimizers: bool
 ) -> Phase:
     batches = 1 if options.batch is None else max(1, options.batch // batch_size)
     tuning = Tuning(options.lr, options.momentum, options.weight_decay, batches)

@@ -64,10 +64,7 @@ class DrivenTeam:
     """The part of one worker."""
 
     def __init__(
-        self,
-        worker: ScriptWorker,
-        membership: Membership,
-        optimizers: Optimizers,
+        self, worker: ScriptWorker, membership: Membership, optimizers: Optimizers
     ) -> None:
         self._worker, self._membership, self._optimizers = worker, membership, optimizers
         self._seat: Seat | None = None

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import ray
-from ray.util.placement_group import (
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from speedo.actors.join.host_link import RESOURCE

@@ -155,11 +155,7 @@ def _running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     with Path(folder, LOG).open("wb") as words:
         command = start_in_background(
-            program,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=words,
-            stderr=words,
+            program, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words
         )
     try:
         yield command

@@ -27,7 +27,7 @@ SCHEMES: Final = {
 }
 # How long their clients wait: a store that is away is tried again by us.
 _PATIENCE: Final[dict[str, dict[str, Any]]] = {
-    "s3": {"config_kwargs": {"connect_timeout": 10, "retries": {"max_attempts": 1}}},
+    "s3": {"config_kwargs": {"connect_timeout": 10, "retries": {"max_attempts": 1}}}
 }
 # A `Path` of a URI has one slash after the scheme.
 _URI: Final = re.compile(r"([a-z][a-z0-9+.-]*):/{1,2}(?=[^/])(.*)", re.DOTALL)

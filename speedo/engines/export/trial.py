@@ -103,10 +103,7 @@ class Trials:
         return [outputs for _, outputs in found]
 
     def _run(
-        self,
-        kind: str,
-        runs: Sequence[tuple[dict[str, Any], Arrays]],
-        request: dict[str, Any],
+        self, kind: str, runs: Sequence[tuple[dict[str, Any], Arrays]], request: dict[str, Any]
     ) -> list[tuple[Any, Arrays]]:
         """The answer and the arrays of each run, all in one process."""
         self._count += 1

@@ -37,10 +37,7 @@ class ModuleWeights:
     """
 
     def __init__(
-        self,
-        module: Module,
-        optimizers: Sequence[Optimizer] = (),
-        schedulers: Sequence[Any] = (),
+        self, module: Module, optimizers: Sequence[Optimizer] = (), schedulers: Sequence[Any] = ()
     ) -> None:
         """Of several models `module` is a ModuleList; `schedulers` as in `ModuleGradients`."""
         parameters = dict(module.named_parameters())

@@ -67,10 +67,7 @@ def _marks(layer: Any, spec: SolverSpec) -> Iterator[bytes]:
         found = conversion_of(found)
     if not os.path.isfile(found / "data.mdb" if found.is_dir() else found):
         raise FileNotFoundError
-    with (
-        SharedLmdb(found) as database,
-        database.begin(buffers=True) as transaction,
-    ):
+    with SharedLmdb(found) as database, database.begin(buffers=True) as transaction:
         yield b"%d" % database.stat()["entries"]
         cursor = transaction.cursor()
         for there in (cursor.first(), cursor.last()):

@@ -310,9 +310,7 @@ def from_rank_file(text: str) -> Topology:
 
 
 def _host_of(
-    name: str,
-    cores: list[tuple[Core, ...]],
-    told: tuple[tuple[int, ...], int, Bind] | None,
+    name: str, cores: list[tuple[Core, ...]], told: tuple[tuple[int, ...], int, Bind] | None
 ) -> HostTopology:
     if told is not None:
         sockets, threads, bind = told

@@ -9,13 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from speedo.errors import ConfigError
 from speedo.sgd_modes.base import OwnOption, options_of
-from speedo.sgd_modes.foreign import (
-    folders_of,
-    is_foreign,
-    mode_at,
-    place_of,
-    rule_at,
-)
+from speedo.sgd_modes.foreign import folders_of, is_foreign, mode_at, place_of, rule_at
 from speedo.sgd_modes.registry import PLAIN, RULES
 from speedo.sgd_modes.rules import MergeRule
 from speedo.system.bounds import said

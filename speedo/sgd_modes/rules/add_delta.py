@@ -16,8 +16,7 @@ from speedo.sgd_modes.rules.state import NO_STATE, State
 from speedo.system.bounds import Interval, Option
 
 DELTA_SCALE = Option(
-    "Factor on every merged delta.",
-    Interval("(0, 10]", "use a factor above 0, usually at most 1"),
+    "Factor on every merged delta.", Interval("(0, 10]", "use a factor above 0, usually at most 1")
 )
 STALENESS_SCALING = Option(
     "Divide each delta by its staleness, so that a delta from older weights moves the center less.",

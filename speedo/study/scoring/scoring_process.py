@@ -67,11 +67,7 @@ def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
     from speedo.engines.pytorch.scoring import Scorer
 
     device = choice.of_worker(request["share"][0]).device
-    return Scorer(
-        request["nets"],
-        folder=Path(request["folder"]),
-        device=device,
-    )
+    return Scorer(request["nets"], folder=Path(request["folder"]), device=device)
 
 
 def _told(call: Callable[[], object]) -> bool:

@@ -129,12 +129,7 @@ class _Reduction:
 class _Turn:
     """Where each member is: how often it has waited, and the number of a sum that it waits for now."""
 
-    def __init__(
-        self,
-        team: Team,
-        chance: random.Random,
-        stops_after: Mapping[int, int],
-    ) -> None:
+    def __init__(self, team: Team, chance: random.Random, stops_after: Mapping[int, int]) -> None:
         self._team, self._chance, self._stops = team, chance, stops_after
         self._workers = team.workers
         self.running: dict[int, Generator[Wait, SumOverHosts | None, Trained]] = {}

@@ -30,12 +30,7 @@ HEIGHT: Final = 7  # lines of a plot
 LABEL: Final = 9  # columns of its numbers
 # Of a braille cell, by column and row.
 _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-_COLOURS: Final = {
-    "training": "green",
-    "finished": "blue",
-    "no master": "red",
-    "no answer": "red",
-}
+_COLOURS: Final = {"training": "green", "finished": "blue", "no master": "red", "no answer": "red"}
 
 Curve = Sequence[tuple[int, float, float]]
 

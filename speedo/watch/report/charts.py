@@ -288,10 +288,7 @@ def histogram(name: str, title: str, colour: int, counts: Sequence[tuple[str, fl
 
 
 def lives_chart(
-    name: str,
-    title: str,
-    end: float,
-    lives: Sequence[tuple[int, float, float | None, str]],
+    name: str, title: str, end: float, lives: Sequence[tuple[int, float, float | None, str]]
 ) -> Chart:
     """A row for each worker with its stays, in seconds from 0 to `end`; a death is a cross with its cause."""
     workers = sorted({worker for worker, _, _, _ in lives})

@@ -9,15 +9,7 @@ from typing import Final
 
 from speedo.errors import SpeedoError
 from speedo.study.doctor.base import Check, Finding, NodeRequest, ok, warn
-from speedo.system.cores import (
-    AUTO,
-    CoreOptions,
-    deal,
-    list_of,
-    quota_of,
-    this_machine,
-    threads_of,
-)
+from speedo.system.cores import AUTO, CoreOptions, deal, list_of, quota_of, this_machine, threads_of
 from speedo.watch.control_socket import running
 from speedo.watch.status import where_in_words
 

@@ -122,9 +122,4 @@ def disk(request: NodeRequest) -> Iterator[Finding]:
     yield graded("disk", text, remedy, fails=too_little, warns=free < need)
 
 
-CHECKS: Final = (
-    Check(memory),
-    Check(exchange),
-    Check(run_dir),
-    Check(disk, quick=True),
-)
+CHECKS: Final = (Check(memory), Check(exchange), Check(run_dir), Check(disk, quick=True))
