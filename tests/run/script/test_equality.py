@@ -32,27 +32,28 @@ TOGETHER = (
         "BFloat16",
     ),
     *("BatchNorm", "SyncBatchNorm", "Tied", "Frozen", "Unused", "Float64", "Fused", "Foreach"),
-    *("TwoOptimizers", "Adversaries", "Average"),
+    *("TwoOptimizers", "Adversaries", "AdversariesTold", "Average"),
 )
 
 
 @pytest.mark.parametrize(
-    ("workers", "rows"),
+    ("workers", "rows", "mode"),
     [
-        pytest.param(2, TOGETHER, id="modules"),
-        pytest.param(2, ("NumPy",), id="NumPy"),
-        pytest.param(4, TOGETHER, id="modules-4", marks=pytest.mark.matrix),
+        pytest.param(2, TOGETHER, "sync", id="modules"),
+        pytest.param(2, ("NumPy",), "sync", id="NumPy"),
+        pytest.param(1, TOGETHER, "async", id="modules-async"),
+        pytest.param(4, TOGETHER, "sync", id="modules-4", marks=pytest.mark.matrix),
         *(
-            pytest.param(2, (row,), id=row, marks=pytest.mark.matrix)
+            pytest.param(2, (row,), "sync", id=row, marks=pytest.mark.matrix)
             for row in (*TOGETHER, "Compiled")
         ),
     ],
 )
 def test_workers_make_the_model_of_one_process(
-    speedo: Commands, tmp_path: Path, workers: int, rows: tuple[str, ...]
+    speedo: Commands, tmp_path: Path, workers: int, rows: tuple[str, ...], mode: str
 ) -> None:
-    """20 steps with batches of 16, in `sync`."""
-    words = ("--workers", str(workers), str(SCRIPT), str(workers), ",".join(rows))
+    """20 steps with batches of 16; where deltas are merged one by one, a worker alone makes them."""
+    words = ("--workers", str(workers), "--mode", mode, str(SCRIPT), str(workers), ",".join(rows))
     status, _, errors = run(speedo, *words)
     assert status == 0, errors
     for log in (tmp_path / "run" / "logs").glob("worker-*.log"):

@@ -355,10 +355,22 @@ class Adversaries(Row):
         self.of_judge.zero_grad()
         (self.judge(made.detach()).square() + (self.judge(y) - 1).square()).mean().backward()
         self.of_judge.step()
+        self.tell(run)
         self.optimizer.zero_grad()
         (self.judge(made) - 1).square().mean().backward()
         self.optimizer.step()
         self.zero()
+
+    def tell(self, run):
+        pass
+
+
+class AdversariesTold(Adversaries):
+    """A collective between the steps of the two optimizers: the second step is of the same turn."""
+
+    def tell(self, run):
+        if run:
+            run.all_reduce(np.ones(1), "mean")
 
 
 class Average(Row):
@@ -390,7 +402,7 @@ ROWS = {
             SyncBatchNorm,
         ),
         *(Tied, Frozen, Unused, Float64, Fused, Foreach, Compiled),
-        *(TwoOptimizers, Adversaries, Average),
+        *(TwoOptimizers, Adversaries, AdversariesTold, Average),
     )
 }
 
