@@ -100,9 +100,14 @@ def _train(
             samples, began = 0, time.monotonic()
         if count > WARM_UP and time.monotonic() - began > asked.seconds:
             break
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        try:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        except RuntimeError:
+            if not asked.ddp or count <= WARM_UP:
+                raise
+            break  # the time of the other process was over first
         samples += len(x)
     print(f"samples/s {samples / (time.monotonic() - began):.1f}", flush=True)
     os._exit(0) if asked.ddp else None  # the other processes may still wait for this one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from speedo.cli.run_options import (
 from speedo.cli.say import say
 from speedo.errors import ConfigError
 from speedo.run.config.run_config import LARGEST_WORKERS
+from speedo.system.machine_notice import CLOUDS
 
 _OF_WORKERS: Final = ("threads", "bind", "device", "cores", "data_root", "command")
 
@@ -43,6 +45,12 @@ def _of_all(command: Any) -> Any:
             show_default=True,
             metavar="S",
             help="Seconds to hand in results after SIGTERM or Ctrl-C; a second signal ends at once.",
+        ),
+        click.option(
+            "--leave-on",
+            metavar="CLOUD",
+            help="Leave the run, within --grace seconds, when this cloud gives notice that the machine ends: aws, "
+            "azure, google, or the URL of a page that is there then.",
         ),
         click.option(
             "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
@@ -94,6 +102,7 @@ def worker(
     device: str | None,
     cores: tuple[str, ...],
     command: tuple[str, ...],
+    leave_on: str | None,
     **options: Any,
 ) -> None:
     """Join a master with one or more workers until its run ends.
@@ -107,7 +116,7 @@ def worker(
 
     Told to end by SIGTERM (Slurm, Kubernetes, systemd) or Ctrl-C, its workers end their turns after the present step,
     their results are merged, and the run continues without this host. The status is 143 or 130 then, so that Kubernetes
-    starts another; after `speedo leave` it is 0.
+    starts another; after `speedo leave`, or a notice of --leave-on, it is 0.
     """
     from speedo.actors.join.worker_command import serve_worker
     from speedo.study.doctor import NodeRequest, require
@@ -126,6 +135,7 @@ def worker(
         "device": checked_device(device),
         "cores": checked_cores(cores, workers),
         "command": checked_command(command),
+        "leave_on": _checked_cloud(leave_on),
     }
     require(NodeRequest(master=address, workers=workers, threads=checked))
     with ConsoleProgress(ErrorConsole()) as watch:
@@ -134,6 +144,14 @@ def worker(
         say("this host has left the run, which continues")
     else:
         say(f"the run is over at iteration {status.iteration}")
+
+
+def _checked_cloud(cloud: str | None) -> str | None:
+    if cloud in (None, *CLOUDS) or re.match(r"https?://[^/]", cloud):
+        return cloud
+    raise ConfigError(
+        f"--leave-on {cloud}: use {', '.join(CLOUDS)}, or the URL of a page that is there once the machine ends"
+    )
 
 
 @click.command()

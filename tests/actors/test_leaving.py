@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from tests.faults.scripts import EACH_ONCE, trained
 from tests.support.commands import Commands, free_port, how_loaded, wait_until
 from tests.support.invariants import read_lines
+from tests.support.metadata import Metadata, serving
 from tests.support.sabotaged_net import BATCH, order, slow_down
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -23,6 +25,12 @@ WAIT_S = 240
 GRACE_S = 30.0
 SCRIPT = Path(__file__).parents[1] / "run" / "script" / "scripts" / "fit.py"
 STEPS = 100_000  # of a turn: many minutes
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    with serving() as found:
+        yield found
 
 
 def master(port: int, *options: str) -> tuple[str, ...]:
@@ -155,8 +163,8 @@ def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_lea
     assert (tmp_path / "run" / "model.caffemodel").exists()
 
 
-def test_a_script_whose_host_leaves_gives_back_the_records_that_it_has_not_trained(
-    speedo: Commands, tmp_path: Path
+def test_a_script_whose_cloud_gives_notice_gives_back_the_records_that_it_has_not_trained(
+    speedo: Commands, tmp_path: Path, metadata: Metadata
 ) -> None:
     """A turn would take all that there are; each is trained once an epoch."""
     port = free_port()
@@ -167,16 +175,18 @@ def test_a_script_whose_host_leaves_gives_back_the_records_that_it_has_not_train
     hosts = []
     for number in (1, 2):
         script = ("--", "python", str(SCRIPT), "none", "0.2")
-        hosts.append(speedo.start(*worker(port), *script))
+        notice = ("--leave-on", f"{metadata.address}/notice/{number}")
+        hosts.append(speedo.start(*worker(port), *notice, *script))
         wait_until(lambda number=number: len(lines(tmp_path, "joined")) == number, WAIT_S)
     began = time.monotonic()
-    hosts[0].send_signal(signal.SIGTERM)
+    metadata.pages["/notice/1"] = "stop"
     ends_in_time(hosts[0], began)
-    assert hosts[0].returncode == 143
+    assert hosts[0].returncode == 0
     for process in (hosts[1], chief):
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, errors
-    assert lines(tmp_path, "left")[0]["cause"] == "its host leaves: SIGTERM"
+    cause = f"its host leaves: a notice of {metadata.address}/notice/1"
+    assert lines(tmp_path, "left")[0]["cause"] == cause
     results = lines(tmp_path, "result")
     assert [line["decision"] for line in results if line["worker"] == 0] == ["merged"]
     assert trained(results) == EACH_ONCE

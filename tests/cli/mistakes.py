@@ -126,6 +126,8 @@ def _servers() -> Iterator[Mistake]:
         ("bad-address", worker + "127.0.0.1:port", 2, "--master '127.0.0.1:port' is not", "for example", ()),
         ("bad-timeout", "worker --master 127.0.0.1 --timeout -1", 2, "'--timeout': -1",
          "see `speedo worker --help`", ()),
+        ("bad-cloud", worker + "127.0.0.1 --leave-on amazon", 2, "--leave-on amazon",
+         "use aws, azure, google, or the URL", ()),
         ("no-address", "worker", 2, "missing option '--master'", "see `speedo worker --help`", ()),
     ):  # fmt: skip
         yield Mistake(name, command, status, culprit, remedy, marks)

@@ -34,6 +34,7 @@ from speedo.data.roots import default_data_root
 from speedo.errors import ClusterError, ConfigError, EngineError
 from speedo.run_dir.directory import make_own_folders
 from speedo.system.cores import Bind, Core
+from speedo.system.machine_notice import noticed
 from speedo.system.private_folders import make_private_folder
 from speedo.system.workplace import check_names, working_folder
 from speedo.watch.console import Watch
@@ -81,6 +82,7 @@ def serve_worker(
     logs: Path | None = None,
     command: tuple[str, ...] = (),
     grace_s: float = GRACE_S,
+    leave_on: str | None = None,
 ) -> Status | None:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
@@ -89,7 +91,8 @@ def serve_worker(
     it, or for its standby, each time, and joins again. `command` is the script that each worker runs, here, for a
     master without a solver.
     `logs` is a folder that keeps the logs; without it they go with a run that ended well. After a signal the workers
-    have `grace_s` seconds to hand in what they have; a second one ends them at once. None: left by `speedo leave`.
+    have `grace_s` seconds to hand in what they have; a second one ends them at once. So they have after a notice of the
+    cloud `leave_on`. None: left by `speedo leave`, or by a notice.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
@@ -115,7 +118,7 @@ def serve_worker(
             )
             stays += 1
             here = replace(offer, address=address, logs=logs / f"stay-{stays}")
-            ending = _stay(here, token, timeout_s, since, grace_s, watch, addresses)
+            ending = _stay(here, token, timeout_s, since, grace_s, leave_on, watch, addresses)
         except BaseException:
             if not kept and all(one.name == HOST_LOG for one in logs.rglob("*") if one.is_file()):
                 shutil.rmtree(logs, ignore_errors=True)  # no worker has left its words there
@@ -159,6 +162,7 @@ def _stay(
     timeout_s: float,
     since: float,
     grace_s: float,
+    leave_on: str | None,
     watch: Watch,
     addresses: list[str],
 ) -> Over | Stopped | HostFailed | Lost | Crashed:
@@ -168,6 +172,7 @@ def _stay(
     """
     lost: list[str] = []
     told: list[float] = []  # by `speedo leave`: the seconds
+    notices: list[str] = []  # of the cloud
     with ExitStack() as signals, ExitStack() as stack:
         deadline = since + timeout_s
         offer.logs.mkdir(parents=True)
@@ -179,10 +184,14 @@ def _stay(
         monitor.start()
         stack.callback(monitor.close)
         stack.enter_context(under_control(offer, told, watch.note))
+        if leave_on is not None:
+            stack.enter_context(noticed(leave_on, notices.append, watch.note))
 
         def wish() -> Leave | None:
             if stopped:
                 return Leave(stopped[0], grace_s if len(stopped) == 1 else 0.0)
+            if notices:
+                return Leave(notices[0], grace_s)
             return Leave(TOLD, told[0]) if told else None
 
         here = replace(offer, block=block)
