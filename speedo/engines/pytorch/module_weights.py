@@ -31,7 +31,8 @@ class ModuleWeights:
 
     Raises `ConfigError` for what cannot be averaged. Buffers of floating point, as BatchNorm's `running_mean`, are
     moving averages (`Blob.average`). Those of integers, as `num_batches_tracked`, do not travel: a counter is exact in
-    float32 only up to 2^24. Each worker keeps its own, and what worker 0 saves has worker 0's.
+    float32 only up to 2^24. Nor do those that hold infinity, as attention's masks. Each worker keeps its own, and what
+    worker 0 saves has worker 0's.
 
     Values travel as float32, from any device. Where a tensor is finer, a value that is the same in float32 stays.
     """
@@ -46,6 +47,7 @@ class ModuleWeights:
             name: buffer
             for name, buffer in module.named_buffers()
             if name in saved and (buffer.is_floating_point() or buffer.is_complex())
+            if _fault(buffer) or not _is_mask(buffer)
         }
         _check(parameters, buffers)
         self._module, self.schedulers = module, list(schedulers)
@@ -243,14 +245,15 @@ def _check(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> N
         for name, tensor in tensors.items():
             fault = _fault(tensor)
             if not fault and what == "buffer" and not bool(torch.isfinite(tensor).all()):
-                fault = (
-                    "holds values that are not finite, so it is no moving average: register it with persistent=False, "
-                    "then each worker keeps its own"
-                )
+                fault = "holds NaN, so it is no moving average: set it, or register it with persistent=False"
             if fault:
                 problems.append(f"{what} {name} of the model {fault}")
     if problems:
         raise ConfigError(problems)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    return bool(tensor.isinf().any()) and not bool(tensor.isnan().any())
 
 
 def _fault(tensor: Tensor) -> str:

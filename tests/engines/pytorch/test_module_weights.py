@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,12 +178,24 @@ def complex_one() -> Module:
     return torch.nn.Linear(2, 2, dtype=torch.complex64)
 
 
-def mask() -> Module:
+def filled(value: float) -> Module:
     import torch
 
     module = torch.nn.Linear(2, 2)
-    module.register_buffer("mask", torch.full((2,), float("-inf")))
+    module.register_buffer("mask", torch.tensor([0.0, value]))
     return module
+
+
+def test_a_mask_of_infinities_stays_with_each_worker() -> None:
+    import torch
+
+    module = filled(float("-inf"))
+    weights = weights_of(module)
+    assert [blob.name for blob in weights.layout.blobs] == ["weight", "bias"]
+    weights.load_weights(np.ones(6, np.float32))
+    assert module.state_dict()["mask"].tolist() == [0.0, float("-inf")]
+    assert bool((module.weight == 1).all())
+    assert torch.equal(module.bias, torch.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +205,10 @@ def mask() -> Module:
         (without_parameters, "no parameters: there is nothing to train"),
         (lazy, "parameter weight of the model has no shape yet: run one batch"),
         (complex_one, "parameter weight of the model has the type torch.complex64: only float32"),
-        (mask, "buffer mask .*not finite, so it is no moving average: .*persistent=False"),
+        (
+            partial(filled, float("nan")),
+            "buffer mask .* NaN, so it is no moving average: .*persistent",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_averaged_is_refused(make: Callable[[], Module], words: str) -> None:
