@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from caffenets.files import read_bytes
-from speedo.engines.native_failures import last_words
+from speedo.engines.native_failures import ENDED, last_words
 from speedo.errors import FencedError
 from speedo.run_dir.directory import FAILURE, METRICS, write_whole
 from speedo.run_dir.process_logs import STAMP, ProcessLog, logs_of
@@ -144,8 +144,10 @@ def _told(
     if log is not None:
         own = [one for one in incident if one.process == first.process]
         latest = max(max(one.seconds, one.given_up) for one in own)
-        until = story.wall(latest) + HOST_S if story.clocks else time.time()
-        words = clean_text(last_words(log.until(until, TAIL_BYTES)), MOST_WORDS)
+        text = log.until(story.wall(latest) + HOST_S if story.clocks else time.time(), TAIL_BYTES)
+        before, end, rest = text.rpartition(f"{ENDED}{first.cause}")  # then the next process writes
+        text = before + end + rest.partition("\n")[0] if end else text
+        words = clean_text(last_words(text), MOST_WORDS)
         words = "" if words in first.cause else words
     return FirstFailure(
         first.process,

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from speedo.actors.death_causes import SILENT
+from speedo.actors.worker_process import STOPPED
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
 from tests.support.commands import Commands
@@ -186,7 +187,7 @@ def test_who_acts_for_a_host_and_hangs_is_replaced(
     spread.recovered(finding, since, {3})
     spread.are_all_back(finding, since, {3})
     spread.stop_and_check({3})
-    spread.run.failed_first("worker 3", "no result for")
+    spread.run.failed_first("worker 3", STOPPED)
 
 
 @row(29, "every process of a host in a team hangs for 20 s", ("sync",))

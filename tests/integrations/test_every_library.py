@@ -65,3 +65,24 @@ def test_other_modes_train_each_record_once(
     status, _, errors = run(speedo, *words, str(script), "4", str(tmp_path / "RANK.pt"))
     assert status == 0, errors
     assert trained(read_lines(tmp_path / "run" / "metrics.jsonl")) == EACH_ONCE
+
+
+@pytest.mark.matrix
+@pytest.mark.ray
+@pytest.mark.redis
+@pytest.mark.usefixtures("forked_python")
+@pytest.mark.parametrize("library", RIGHT)
+def test_a_worker_that_is_started_again_goes_on_with_the_rate_of_the_others(
+    speedo: Commands, tmp_path: Path, library: str
+) -> None:
+    script = SCRIPTS / f"{library}_script.py"
+    status, _, errors = run(
+        speedo, "--workers", "2", str(script), "4", str(tmp_path / "RANK.pt"), "0.4"
+    )
+    assert status == 0, errors
+    logs = [(tmp_path / "run" / "logs" / f"worker-{rank}.log").read_text() for rank in (0, 1)]
+    stayed, again = (re.findall(r"^rate (.*)", log, re.MULTILINE) for log in logs)
+    events = [line["event"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert events.count("joined") == 3
+    assert float(stayed[-1]) < 0.5 * float(stayed[0])
+    assert again[-2:] == stayed[-2:]

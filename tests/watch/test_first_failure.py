@@ -187,7 +187,8 @@ CASES = {
     "member of a team hangs (SIGSTOP)": Told(
         [*FAR, refused(36, 0, "worker 1 does not come within 5 s"), left(45, 1, turn_overdue(15))],
         "worker 1", "no result for 15 s", "stopped by a signal", host="B:2e", followed=("worker 0",),
-        logs={"hosts/B/worker-1": STACKS + "speedo: ended by its host: its process was stopped by a signal\n"},
+        logs={"hosts/B/worker-1": f"{STACKS}speedo: ended by its host: {turn_overdue(15)}; its process was "
+              "stopped by a signal\nthe next one begins\n"},
     ),
     "tester dies": Told(
         [*TWO, (30, "finish", {"complete": True, "reason": "reached max_iter 9"}),

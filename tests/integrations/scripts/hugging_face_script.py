@@ -1,4 +1,4 @@
-from small_net import EPOCHS, RATE, Records, batch_size, net, save
+from small_net import EPOCHS, SGD, SLOW_S, Records, batch_size, net, save
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
@@ -17,17 +17,17 @@ class Fit(nn.Module):
 options = TrainingArguments(
     "out",
     per_device_train_batch_size=batch_size(),
-    gradient_accumulation_steps=2,
+    gradient_accumulation_steps=1 if SLOW_S else 2,
     num_train_epochs=EPOCHS,
-    learning_rate=RATE,
-    lr_scheduler_type="constant",
-    optim="sgd",
+    lr_scheduler_type="linear" if SLOW_S else "constant",
     max_grad_norm=0,
     save_strategy="epoch",
     train_sampling_strategy="sequential",
 )
 model = Fit()
-trainer = SpeedoTrainer(model, options, train_dataset=Records(named=True))
+trainer = SpeedoTrainer(
+    model, options, train_dataset=Records(named=True), optimizers=(SGD(model.parameters()), None)
+)
 trainer.train()
 print("first:", trainer.is_world_process_zero(), "steps:", trainer.state.global_step)
 save(model.net)

@@ -1,6 +1,6 @@
 import lightning.pytorch as pl
 import torch
-from small_net import EPOCHS, RATE, Records, batch_size, net, save
+from small_net import EPOCHS, SGD, SLOW_S, Records, batch_size, net, rate_of_step, save
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,8 +21,10 @@ class Fit(pl.LightningModule):
         print("validates at rate", self.trainer.optimizers[0].param_groups[0]["lr"], flush=True)
 
     def configure_optimizers(self) -> object:
-        sgd = torch.optim.SGD(self.parameters(), lr=RATE)
-        return [sgd], [torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)]
+        sgd = SGD(self.parameters())
+        of_step = torch.optim.lr_scheduler.LambdaLR(sgd, rate_of_step)
+        of_epoch = torch.optim.lr_scheduler.StepLR(sgd, 1, 0.5)
+        return [sgd], [{"scheduler": of_step, "interval": "step"} if SLOW_S else of_epoch]
 
 
 model, records = Fit(), Records()
