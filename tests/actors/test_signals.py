@@ -32,7 +32,7 @@ def joined(*_):
 worker_command._joined = joined
 offer = Offer(sys.argv[1], 1, Path("logs"), Path())
 watch = SimpleNamespace(show=print, note=print)
-worker_command._stay(offer, "0" * 64, 60.0, time.monotonic(), 25.0, watch, [])
+worker_command._stay(offer, "0" * 64, 60.0, time.monotonic(), 25.0, None, watch, [])
 """
 
 
