@@ -19,7 +19,7 @@ OPTIONS: Final = (
     *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
     *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),
     *("stop_on_divergence", "max_seconds", "target", "patience", "best_by", "timeout"),
-    *("join_timeout", "min_workers", "restarts", "servers", "overlap"),
+    *("join_timeout", "min_workers", "restarts", "master_restarts", "servers", "overlap"),
     *(name for export in EXPORTS for name in export.own if name not in export.of_solvers),
     *("checkpoint_interval", "grace", "take_over", "redis_tls"),
 )
