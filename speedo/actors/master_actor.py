@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -203,9 +203,9 @@ class MasterActor(ServedMaster):
             self._cluster.hang_up()  # scripts look whether the run is over
 
     def _remove_former(self) -> None:
-        """What a former master and its workers have left in the store: by now nobody takes it up."""
-        with suppress(StoreError):
-            remove_run(self._store, self._settings.run, self._settings.epoch - 1)
+        """What a former master has left in the store, by now for nobody. Not by the store of the driver's thread."""
+        with suppress(StoreError), closing(impatient_store(self._settings)) as store:
+            remove_run(store, self._settings.run, self._settings.epoch - 1)
 
     def clean_store(self) -> None:
         try:
