@@ -71,9 +71,8 @@ class WorkerProcess:
         self.asked: Any = None  # the master's answer to it
         self._process: psutil.Process | None = None
         self._trained_by: list[psutil.Process] = []  # its own one, or those of a script
-        self._stopped: dict[
-            int, tuple[float, float]
-        ] = {}  # by process: what it had computed, since when it stands
+        # Of those that are stopped, by process: the seconds that it had computed, and since when.
+        self._stopped: dict[int, tuple[float, float]] = {}
         self._who: Any = None
 
     def begin(
