@@ -44,7 +44,7 @@ from speedo.run.run_facts import run_facts
 from speedo.run.run_parts import run_parts
 from speedo.run.script_job import ScriptJob
 from speedo.run.script_link import Question, ToScript
-from speedo.run.script_resume import read_former_run
+from speedo.run.script_resume import read_former_run, taken_over_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
 from speedo.run.takeover import Takeover
@@ -131,6 +131,8 @@ class MasterActor(ServedMaster):
         self._final: int | None = None  # the version that the run came to
         if script:
             former = None if checkpoint is None else read_former_run(checkpoint)
+            if self._former is not None:
+                former = taken_over_run(self._former, settings)
             resume = None if former is None else former.for_workers(settings.workers)
             parts = run_parts(config, settings, run_dir, self._store, records, resume, fence)
             book = LeaseBook(settings.seed) if former is None else former.book
@@ -146,7 +148,9 @@ class MasterActor(ServedMaster):
                 open_store=lambda: impatient_store(settings),
                 servers=self._servers if settings.serves else None,
                 built=self._divide_center,
+                taken_over=self._former,
             )
+            self._training = self._start.go_on()
         else:
             begun = None if checkpoint is None else _read(checkpoint)
             model = CaffeModel(config, settings, self._former or begun, scratch)
@@ -289,6 +293,8 @@ class MasterActor(ServedMaster):
                     handle.over.remote(self._final)  # who lets scripts end may not know of it
                 if late is not None:
                     self._cluster.answered(late)
+                if ready.done:
+                    self.ended(place)
         except (ClusterError, StoreError):
             self._release(place.worker, place.incarnation)
             raise

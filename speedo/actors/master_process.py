@@ -92,9 +92,8 @@ class MasterProcess:
 
         Raises `FencedError` if another command has the run.
         """
-        config = self._prepared.config
-        if config.own or self.settings.serves or self.run is None:
-            return False  # what scripts and servers know of their master is its alone
+        if self.settings.serves or self.run is None:
+            return False  # what servers know of their master is its alone
         # A command that was stopped for long finds another one's master: that one's epoch is not to be raised.
         self._attempt.require_ours(self._prepared.run_dir)
         if isinstance(error, GetTimeoutError):

@@ -11,20 +11,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final
 
 from caffenets.files import last_bytes
 from speedo.actors.death_causes import SCRIPTS_OWN
+from speedo.actors.ray_errors import is_gone
 from speedo.actors.ray_node.session import users_environment
 from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
 from speedo.exchange.channel import first_line
 from speedo.exchange.channel_relay import ChannelRelay
+from speedo.exchange.lease import DealRequest, LeaseRequest, NotDealt
 from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import SaveState, StateSaved, Tested, Train
@@ -44,6 +48,7 @@ from speedo.run.script_link import (
     Start,
     StopRun,
     ToScript,
+    TurnsEnded,
     address_in,
 )
 from speedo.run.settings import RunSettings
@@ -58,6 +63,7 @@ END_S: Final = 5.0  # for a script to end that has left the run
 RAISED_S: Final = 0.5  # the same, if it is known why; so long it has to write that into its log
 SAVED_S: Final = 30.0  # for a script to save its state; a checkpoint waits no longer for it
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
+OF_TURNS: Final = (TurnsEnded, LeaseRequest, DealRequest, NotDealt)  # of a master that it knows
 ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
 
 
@@ -71,10 +77,14 @@ class ScriptActor:
         self._ended = threading.Event()  # its process has ended
         self._done, self._status, self._problem = False, 0, ""
         self._knows_end = False  # it has been notified that the run is over
-        self._hello: SimpleQueue[Hello | None] = SimpleQueue()
+        self._hello: Hello | None = None  # that of the present place
+        self._first: Hello | None = None  # that of the first
         self._saved: dict[int, StateSaved] = {}  # by version
         self._hears = True  # the script is at the other end of the link
         self._heard_more = threading.Condition()
+        # The place that the run's present master gave it, and the one that the script knows.
+        self._start: Start | None = None
+        self._told: Start | None = None
         self._relay: ChannelRelay | None = None  # far from the master
         self._final: int | None = None  # the version that the run came to
 
@@ -118,24 +128,51 @@ class ScriptActor:
         threading.Thread(target=self._listen, daemon=True).start()
         run_dir = log.parent.parent  # on another machine there are only logs
         here = str(run_dir) if (run_dir / LOCK).is_file() else ""
-        self._tell(Start(settings.for_others(), place, settings.spec.in_rounds, here))
+        self._runs_at = RunsAt(
+            share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0))
+        )
+        self._host = f"{this_machine()}:{scratch.parent}"
+        self._start = start = Start(settings.for_others(), place, settings.spec.in_rounds, here)
+        self._tell_start()
         if self._final is not None:
             self._tell(RunOver(self._final))
-        hello = self._hello.get()
+        return self._ready(start)
+
+    def follow(self, settings: RunSettings, place: Assignment, master: Any) -> WorkerReady:
+        """Have the script train on for another master, once it asks for turns or records of the former one.
+
+        Raises `EngineError` if it ends before that.
+        """
+        assert self._start is not None
+        with self._heard_more:
+            self._master, self._place, self._hello = master, place, None
+            self._start = start = replace(self._start, settings=settings, place=place)
+            self._heard_more.notify_all()
+        if self._relay is not None:
+            self._relay.close()
+        return self._ready(start)
+
+    def _ready(self, start: Start) -> WorkerReady:
+        """What the script says to this place, however long it takes."""
+        self._until(lambda: self._hello is not None or self._start is not start)
+        if self._done:
+            self._tell_start()
+        hello = self._first if self._done else self._hello
         if hello is None:
-            raise EngineError(f"{self._cause()}; see {log}")
-        if not (near := is_near(settings.near)):  # turns may come before `serve`
+            raise EngineError(f"{self._cause()}; see {self._log}")
+        self._first = hello
+        settings, near = start.settings, is_near(start.settings.near)
+        if not near:  # turns may come before `serve`
             self._relay = ChannelRelay(self._private_folder(), self._answered)
-        runs_at = RunsAt(share.host, os.getpid(), share.threads, list_of(os.sched_getaffinity(0)))
-        layout = Layout(hello.blobs)
         return WorkerReady(
-            runs_at,
+            self._runs_at,
             hello.batch,
-            layout.digest,
+            Layout(hello.blobs).digest,
             near=near,
-            meets=f"{this_machine()}:{scratch.parent}" if hello.gradients else "",
+            meets=self._host if hello.gradients else "",
             overlaps=near and overlaps(settings),
             model=FirstModel(hello.blobs, hello.batch),
+            done=self._done,
         )
 
     def _accepted(self, listener: socket.socket) -> Connection:
@@ -150,14 +187,14 @@ class ScriptActor:
         )
 
     def serve(self, folder: str, worker: int, incarnation: int) -> None:
-        """Have the script take its turns from this channel; returns when it trains no more.
+        """Have the script take its turns from this channel; returns when it trains no more, or for another master.
 
         Without one they are those of `turn`, and the master gets their results.
         """
-        where = folder if self._relay is None else str(self._relay.folder)
-        self._tell(Serve(where, self._servers()))
-        self._over.wait()
+        where, start = folder if self._relay is None else str(self._relay.folder), self._start
         if not self._done:
+            self._tell(Serve(where, self._servers()))
+        if not self._until(lambda: self._start is not start) and not self._done:
             raise EngineError(self._cause())
 
     def _servers(self) -> tuple[ServerAddress, ...]:
@@ -207,7 +244,8 @@ class ScriptActor:
         place, memory = self._place, self._memory
         if not memory:
             return make_private_folder("speedo-turns-")
-        folder = Path(memory, f"turns-{place.worker}.{place.incarnation}")
+        epoch = self._start.settings.epoch if self._start is not None else 0
+        folder = Path(memory, f"turns-{epoch}.{place.worker}.{place.incarnation}")
         folder.mkdir(mode=0o700)
         return folder
 
@@ -245,7 +283,18 @@ class ScriptActor:
             print(f"{self._job.command[0]} cannot be started: {error.strerror}", file=sys.stderr)
             self._status = 127
         self._ended.set()
+        self._trains_no_more()
+
+    def _trains_no_more(self) -> None:
         self._over.set()
+        with self._heard_more:
+            self._heard_more.notify_all()
+
+    def _until(self, holds: Callable[[], bool]) -> bool:
+        """Wait until this holds, or the script trains no more; whether it holds."""
+        with self._heard_more:
+            self._heard_more.wait_for(lambda: holds() or self._over.is_set() or not self._hears)
+            return holds()
 
     def _cause(self) -> str:
         """Why the script ended, with its last words."""
@@ -266,21 +315,24 @@ class ScriptActor:
         with suppress(EOFError, OSError):
             while True:
                 self._heard(self._link.recv())
-        self._hello.put(None)
         with self._heard_more:
             self._hears = False
             self._heard_more.notify_all()
         if not self._done:
             self._ended.wait()
-        self._over.set()
+        self._trains_no_more()
 
     def _heard(self, message: FromScript) -> None:
         import ray
         from ray.exceptions import RayError
 
         match message:
+            case Hello() if self._told is not self._start:
+                self._tell_start()
             case Hello():
-                self._hello.put(message)
+                with self._heard_more:
+                    self._hello = message
+                    self._heard_more.notify_all()
             case Tested():
                 with suppress(RayError):  # the master is gone: others notice
                     ray.get(self._master.ask.remote(self._place, message))  # before its end is told
@@ -291,27 +343,50 @@ class ScriptActor:
             case Raised():
                 self._problem = message.problem
                 self._ended.wait(RAISED_S)
-                self._hello.put(None)
-                self._over.set()
+                self._trains_no_more()
             case Done():
                 self._done = True
-                ray.get(self._master.ended.remote(self._place))
-                self._over.set()
+                with suppress(RayError):  # the next master hears of it when this worker follows it
+                    ray.get(self._master.ended.remote(self._place))
+                self._trains_no_more()
             case StopRun(cause):
-                ray.get(self._master.stop.remote(f"stopped by {cause}"))
+                with suppress(RayError):
+                    ray.get(self._master.stop.remote(f"stopped by {cause}"))
             case question:
                 threading.Thread(target=self._ask, args=(question,), daemon=True).start()
 
-    def _ask(self, question: Question) -> None:
+    def _ask(self, question: Question | TurnsEnded) -> None:
+        """Answer the script: as the master does, or the next one if this one is gone."""
         import ray
-        from ray.exceptions import RayTaskError
+        from ray.exceptions import RayError, RayTaskError
 
-        try:
-            answer = ray.get(self._master.ask.remote(self._place, question))
-        except RayTaskError as error:
-            answer = Failed(first_line(error))
+        if isinstance(question, TurnsEnded):
+            self._until(lambda: self._told is not self._start)
+        while True:
+            with self._heard_more:
+                asked, is_known = self._master, self._told is self._start
+            if isinstance(question, OF_TURNS) and not is_known:
+                return self._tell_start()
+            if isinstance(question, TurnsEnded):  # the run is over, as the script hears apart
+                return
+            try:
+                answer = ray.get(asked.ask.remote(self._place, question))
+                break
+            except RayTaskError as error:
+                answer = Failed(first_line(error))
+                break
+            except RayError as error:
+                if not (is_gone(error) and self._until(partial(self._is_replaced, asked))):
+                    return
         if answer is not None:
             self._tell(answer)
+
+    def _is_replaced(self, master: Any) -> bool:
+        return self._master is not master
+
+    def _tell_start(self) -> None:
+        self._told = self._start
+        self._tell(self._told)
 
     def _tell(self, message: ToScript | Any) -> None:
         assert self._link is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from speedo.errors import SpeedoError, TeamBrokenError
 from speedo.exchange.channel import first_line
-from speedo.exchange.lease import DealRequest, LeaseRequest, NoLease, NotDealt
+from speedo.exchange.lease import Claim, DealRequest, LeaseRequest, NoLease, NotDealt
 from speedo.master.leases import Leases
 from speedo.master.meeting import Meeting
 from speedo.master.script_tests import NONE, ScriptTests
@@ -41,6 +41,8 @@ class ScriptQuestions:
             match question:
                 case LeaseRequest():
                     return self._leases.lease(*who, question)
+                case Claim():
+                    return self._leases.claim(*who, question)
                 case DealRequest():
                     return self._leases.deal(question)
                 case NotDealt(number):

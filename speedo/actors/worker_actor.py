@@ -49,8 +49,8 @@ class WorkerReady:
     """A worker that can train; `layout` is the digest of its parameters' layout, `near` and `overlaps` are its ways.
 
     `meets` is the same for workers that can meet as a team; empty if this one cannot. `lost` is what it could not
-    restore of a checkpoint, as a sentence. `model` is that of a script. `handed` is the result of its last turn for a
-    former master, from center `begun`.
+    restore of a checkpoint, as a sentence. `model` is that of a script, which may be `done`. `handed` is the result of
+    its last turn for a former master, from center `begun`.
     """
 
     runs_at: RunsAt
@@ -63,6 +63,7 @@ class WorkerReady:
     model: FirstModel | None = None
     handed: Trained | None = None
     begun: int = 0
+    done: bool = False
 
 
 class WorkerActor:

@@ -233,7 +233,7 @@ class WorkerHost:
         with self._lock:
             for process in self._processes:
                 # Its script has not joined, and would train nothing
-                if process.starting is not None:
+                if process.starting is not None and not process.follows:
                     process.end(wait=False)
             actors = [(one, one.actor) for one in self._processes if one.actor is not None]
         waiting = {}

@@ -32,6 +32,11 @@ class Lease:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def end(self) -> tuple[int, int]:
+        """The epoch, and the first position in it that is behind the range."""
+        return self.epoch, self.stop
+
 
 class NoLease(Enum):
     """`WAIT`: nothing is free, but what others hold may come back. `OVER`: all records of all epochs are settled.
@@ -61,6 +66,14 @@ class LeaseRequest:
     epochs: int = 0
     skipped: tuple[Lease, ...] = ()
     waits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker holds these leases of a former master, of `records` in all; the answer has those that others have."""
+
+    records: int
+    leases: tuple[Lease, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ what is free again, held by a worker, or in a turn whose result is neither merge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from speedo.errors import CheckpointError, ConfigError
 from speedo.exchange.lease import (
     UNKNOWN,
+    Claim,
     DealRequest,
     Dealt,
     Lease,
@@ -93,10 +94,7 @@ class LeaseBook:
             found = Lease(first.epoch, first.start, min(first.stop, first.start + request.count))
             self._free = without(self._free, (found,))
         elif self.epoch < self._wanted:
-            stop = min(self.records, self.position + request.count)
-            found = Lease(self.epoch, self.position, stop)
-            at_end = stop == self.records
-            self.epoch, self.position = (self.epoch + 1, 0) if at_end else (self.epoch, stop)
+            found = self._next(request.count)
         else:
             return NoLease.OVER if self._nothing_comes(holder) else NoLease.WAIT
         holder.leases, holder.waits = join_ranges((*holder.leases, found)), False
@@ -158,9 +156,13 @@ class LeaseBook:
             self._turns[ticket] = join_ranges((*self.of_ticket(ticket), *whole))
 
     def claim(self, ranges: Iterable[Lease]) -> bool:
-        """Take these positions for a turn that another book gave out, if they are all free; whether they were."""
+        """Take these positions, which another book gave out, if nobody else has them; whether that is so."""
+        wanted = join_ranges(ranges)
+        while wanted and (self.epoch, self.position) < (last := wanted[-1]).end:
+            left = last.stop - self.position if self.epoch == last.epoch else self.records
+            self._take_back((self._next(left),))
         try:
-            self._free = without(self._free, join_ranges(ranges))
+            self._free = without(self._free, wanted)
         except ValueError:
             return False
         return True
@@ -170,6 +172,13 @@ class LeaseBook:
         holder = self._holder(worker, incarnation)
         if holder is not None:
             holder.leases = join_ranges((*holder.leases, *ranges))
+
+    def brings(self, worker: int, incarnation: int, claim: Claim) -> tuple[Lease, ...]:
+        """The worker holds these leases of a former master, but for those that others have: these are returned."""
+        self._take_records(worker, claim.records)
+        found = [one for one in claim.leases if self.claim((one,))]
+        self.give(worker, incarnation, found)
+        return tuple(one for one in claim.leases if one not in found)
 
     def returned(self, worker: int, incarnation: int, ranges: Iterable[Lease]) -> None:
         """The worker trains these parts of its leases no more: they are free again."""
@@ -230,21 +239,29 @@ class LeaseBook:
 
     # ------------------------------------------------------------ checkpoints
 
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, for JSON. What workers hold is free there: they are others."""
+    def state(self, merging: Collection[int] = ()) -> dict[str, Any]:
+        """All that a resumed run needs, for JSON. What workers hold is free there: they are others.
+
+        The turns with these tickets are `merging`, and count as settled.
+        """
+        turns = (ranges for ticket, ranges in self._turns.items() if ticket not in merging)
         return {
             "seed": self.seed,
             "records": self.records,
             "shuffle": self.shuffle,
             "epoch": self.epoch,
             "position": self.position,
-            "free": [[one.epoch, one.start, one.stop] for one in join_ranges(self._unsettled())],
+            "free": [
+                [one.epoch, one.start, one.stop] for one in join_ranges(self._unsettled(turns))
+            ],
+            "wanted": self._wanted if self._all_known else 0,
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> LeaseBook:
-        """The book of a resumed run."""
+    def from_state(cls, state: Mapping[str, Any], *, same_scripts: bool = False) -> LeaseBook:
+        """The book of a run that goes on, with the `same_scripts` or with others, which may want other epochs."""
         try:
+            wanted = state["wanted"] if same_scripts else 0
             numbers = [state[name] for name in ("seed", "records", "epoch", "position")]
             free = join_ranges(Lease(*three) for three in state["free"])
             seed, records, epoch, position = numbers
@@ -253,7 +270,8 @@ class LeaseBook:
             for one in free:
                 if one.stop > (records if one.epoch < epoch else position * (one.epoch == epoch)):
                     raise ValueError(f"{one}")
-            return cls(seed, records, bool(state["shuffle"]), epoch, position, free)
+            shuffle = bool(state["shuffle"])
+            return cls(seed, records, shuffle, epoch, position, free, wanted, wanted > 0)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint's table of trained records is damaged ({error}): "
@@ -265,6 +283,13 @@ class LeaseBook:
     def _holder(self, worker: int, incarnation: int) -> _Holder | None:
         holder = self._held.get(worker)
         return holder if holder is not None and holder.incarnation == incarnation else None
+
+    def _next(self, count: int) -> Lease:
+        """At most this many positions that were not given out yet."""
+        found = Lease(self.epoch, self.position, min(self.records, self.position + count))
+        at_end = found.stop == self.records
+        self.epoch, self.position = (self.epoch + 1, 0) if at_end else (self.epoch, found.stop)
+        return found
 
     def _skip(self, member: tuple[int, int], lease: Lease) -> None:
         """Nobody trains this part of its leases."""
@@ -285,9 +310,9 @@ class LeaseBook:
         others = (holder.waits or not holder.leases for holder in self._held.values())
         return asks.waits and not self._free and not self._turns and all(others)
 
-    def _unsettled(self) -> chain[Lease]:
+    def _unsettled(self, turns: Iterable[tuple[Lease, ...]] | None = None) -> chain[Lease]:
         held = (holder.leases for holder in self._held.values())
-        return chain(self._free, *held, *self._turns.values())
+        return chain(self._free, *held, *(self._turns.values() if turns is None else turns))
 
     def _take_records(self, worker: int, records: int) -> None:
         """So many has the worker's data. Of a stream the first worker that comes to the end says it, in epoch 0."""

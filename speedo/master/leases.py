@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from speedo.errors import ConfigError
-from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Claim, DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, SetAside, Trained
 
@@ -24,6 +24,7 @@ class Leases:
         self._pausing: set[tuple[int, int]] = set()
         self._last: dict[int, int] = {}  # ticket, by worker
         self._again = Counter[int]()  # results that came once more, by ticket
+        self._merging = set[int]()  # tickets
         self._finished = False
         self._first: tuple[int, Mapping[str, str]] | None = None  # worker and its data
 
@@ -65,6 +66,14 @@ class Leases:
                 self._book.joined(*member)
             return self._book.deal(deal)
 
+    def claim(self, worker: int, incarnation: int, claim: Claim) -> Claim:
+        """What this worker cannot have of its leases of a former master. Raises as `lease`."""
+        with self._lock:
+            if (worker, incarnation) in self._gone:
+                return claim
+            self._book.joined(worker, incarnation)
+            return replace(claim, leases=self._book.brings(worker, incarnation, claim))
+
     def not_dealt(self, worker: int, incarnation: int, number: tuple[int, int]) -> None:
         with self._lock:
             if (worker, incarnation) not in self._gone:
@@ -73,7 +82,7 @@ class Leases:
 
     def state(self) -> dict[str, Any]:
         with self._lock:
-            return self._book.state()
+            return self._book.state(self._merging)
 
     def saw(self, event: Event, now: float) -> None:
         with self._lock:
@@ -89,6 +98,13 @@ class Leases:
                 leases = [Lease(*three) for three in event.records]
                 self._book.trained(event.worker, event.incarnation, event.ticket, leases)
 
+    def with_records(self, action: Action) -> Action:
+        """The same action, which is to be carried out: in the journal of its version what it merges is settled."""
+        if isinstance(action, Merge):
+            with self._lock:
+                self._merging.update(part.ticket for part in action.parts)
+        return action
+
     def did(self, action: Action, now: float) -> None:
         with self._lock:
             if isinstance(action, SetAside):  # it may have asked for more since its last result
@@ -96,6 +112,7 @@ class Leases:
             elif isinstance(action, Merge):
                 for part in action.parts:
                     self._book.merged(part.ticket)
+                    self._merging.discard(part.ticket)
             elif isinstance(action, Drop):
                 # Of a result that came twice this was the repetition, and the first one may be merged.
                 if self._again[action.ticket]:

@@ -22,6 +22,7 @@ class _Comer:
     incarnation: int
     place: str
     call: str
+    after: int  # the number of its last group
 
 
 class Meeting:
@@ -47,7 +48,7 @@ class Meeting:
             own = self._group.get(worker)
             if self._number > after and own is not None and own.incarnation == incarnation:
                 return self._formed()
-            self._waiting[worker] = _Comer(incarnation, place, call)
+            self._waiting[worker] = _Comer(incarnation, place, call, after)
             self._waiting = self._still_here(self._waiting)
             stays = self._still_here(self._group)
             enough = self._number > 0 or len(self._waiting) >= self._size
@@ -59,7 +60,7 @@ class Meeting:
                 for one, comer in sorted(self._waiting.items())
                 if self._number == 0 or one in stays or comer.call == wanted
             }
-            self._number += 1
+            self._number = 1 + max(self._number, *(one.after for one in self._group.values()))
             for one in self._group:
                 del self._waiting[one]
             return self._formed() if worker in self._group else None
@@ -73,6 +74,8 @@ class Meeting:
     def look(self, number: int) -> bool:
         """Whether the group of this number is to form again, because others wait. Raises `TeamBrokenError`."""
         with self._lock:
+            if not self._number:  # it has formed under a former master
+                return bool(self._still_here(self._waiting))
             if number != self._number:
                 raise TeamBrokenError("the other workers have left the collective")
             members = [(worker, one.incarnation) for worker, one in self._group.items()]

@@ -153,7 +153,7 @@ def build_training(
         """That of the update by gradients, where the mode makes one now."""
         return own_history() if coordinator.strategy.rule.payload is Kind.GRADIENT else b""
 
-    records: TurnRecords | LostRecords | None = None if leases is not None else LostRecords()
+    records: Leases | TurnRecords | LostRecords = leases or LostRecords()
     if config.data_share == "once" and parts.records:
         records = TurnRecords.of_run(
             parts.records,
@@ -198,11 +198,7 @@ def build_training(
         center,
         cluster,
         Observers(
-            *(
-                one
-                for one in (board, log, exports, copies, leases, tests, records)
-                if one is not None
-            )
+            *(one for one in (board, log, exports, copies, records, tests) if one is not None)
         ),
         time.monotonic,
         Limits(
@@ -224,8 +220,8 @@ def build_training(
         seconds_before=seconds_before,
         all_trained=(lambda: False) if leases is None else leases.all_trained,
         taken_over=taken_over is not None and taken_over.newest,
-        tests_first=taken_over is not None and taken_over.tests,
-        with_records=(lambda action: action) if records is None else records.with_records,
+        tests_first=taken_over is not None and taken_over.tests and tests is None,
+        with_records=records.with_records,
         divide=parts.roster.divide,
     )
     values = config_for_people(config, spec.path, settings.seed)
@@ -279,7 +275,7 @@ def _journal(
         lambda: keeper.counters(driver().coordinator, max(driver().seconds, 0.0)),
         whole=lambda: not beside,
         tests=lambda: bool(driver().tests),
-        records=keeper.records,
+        records=lambda: keeper.script_state() or keeper.records(),
         members=lambda: driver().coordinator.expected,
         exchanged=lambda: (board.turns, board.results),
         merged={} if former is None else former.merged,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease, NotDealt
+from speedo.exchange.lease import Claim, DealRequest, Dealt, Lease, LeaseRequest, NoLease, NotDealt
 from speedo.exchange.vector import Blob
 from speedo.master.meeting import Group
 from speedo.master.slots import Assignment, ServerAddress
@@ -39,7 +39,10 @@ def address_in(folder: str | Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """To the script: its place in the run."""
+    """To the script: its place in the run, at first, and once another master has it.
+
+    Of that the script hears when it asks for the turns or the records of the former one, and says `Hello` to it.
+    """
 
     settings: RunSettings
     place: Assignment
@@ -63,6 +66,11 @@ class Hello:
     blobs: tuple[Blob, ...]
     batch: int
     gradients: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsEnded:
+    """Of the script: its channel has ended. The answer is `RunOver`, or `Start` of another master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,7 @@ class Failed:
 
 Question = (
     LeaseRequest
+    | Claim
     | DealRequest
     | NotDealt
     | Shares
@@ -208,7 +217,18 @@ Question = (
     | MeetScripts
     | Missing
 )
-FromScript = Question | Hello | StateSaved | StopRun | Raised | Done
+FromScript = Question | Hello | TurnsEnded | StateSaved | StopRun | Raised | Done
 ToScript = (
-    Start | Serve | Lease | NoLease | Dealt | TestTurn | Tested | Met | SaveState | RunOver | Failed
+    Start
+    | Serve
+    | Lease
+    | NoLease
+    | Claim
+    | Dealt
+    | TestTurn
+    | Tested
+    | Met
+    | SaveState
+    | RunOver
+    | Failed
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,8 @@ from speedo.errors import CheckpointError, ClusterError, ConfigError
 from speedo.exchange.transfer import put_history
 from speedo.master.lease_book import LeaseBook
 from speedo.run.script_job import FirstModel
+from speedo.run.settings import RunSettings
+from speedo.run.takeover import Takeover
 from speedo.run_dir.checkpoint_file import Checkpoint, WorkerState, read_checkpoint
 from speedo.storage.base import Store
 
@@ -52,9 +55,10 @@ class FormerRun:
             )
 
 
-def state_bytes(model: FirstModel, leases: Mapping[str, Any]) -> bytes:
-    """What `read_former_run` reads in a checkpoint; `leases` is a `LeaseBook.state`."""
-    return json.dumps({"model": asdict(model), "leases": leases}).encode()
+def state_of(model: FirstModel, leases: Callable[[], Mapping[str, Any]]) -> Callable[[], bytes]:
+    """What says what a checkpoint and the journal have of the script; `leases` is `LeaseBook.state`."""
+    text = json.dumps(asdict(model))
+    return lambda: f'{{"model": {text}, "leases": {json.dumps(leases())}}}'.encode()
 
 
 def read_former_run(path: Path) -> FormerRun:
@@ -64,10 +68,27 @@ def read_former_run(path: Path) -> FormerRun:
         raise ConfigError(
             f"{path} is of a run that trains a solver's net: resume it with speedo train --resume"
         )
+    return _former_run(checkpoint, path)
+
+
+def taken_over_run(takeover: Takeover, settings: RunSettings) -> FormerRun | None:
+    """What the former masters of this run have left; None if that is nothing. Raises as `Takeover.as_checkpoint`."""
+    model = FirstModel((), 1)  # finds no center
+    for entry in takeover.entries(settings):
+        with suppress(ValueError, KeyError, TypeError, ValidationError):
+            model = _MODEL.validate_python(json.loads(entry.records)["model"])
+            break
+    checkpoint = takeover.as_checkpoint(model, settings)
+    if checkpoint is not None and takeover.newest:
+        checkpoint = replace(checkpoint, script=checkpoint.records, records=b"")
+    return None if checkpoint is None else _former_run(checkpoint, takeover.run_dir, goes_on=True)
+
+
+def _former_run(checkpoint: Checkpoint, path: Path, *, goes_on: bool = False) -> FormerRun:
     try:
         values = json.loads(checkpoint.script)
         model = _MODEL.validate_python(values["model"])
-        book = LeaseBook.from_state(values["leases"])
+        book = LeaseBook.from_state(values["leases"], same_scripts=goes_on)
     except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
         raise CheckpointError(
             f"{path} is damaged: its section of the script: {error!r:.200}"

@@ -21,8 +21,9 @@ from speedo.run.config.run_config import RunConfig
 from speedo.run.host_memory import too_little_memory
 from speedo.run.run_parts import RunParts
 from speedo.run.script_job import FirstModel, ScriptJob
-from speedo.run.script_resume import FormerRun, give_states_back, state_bytes
+from speedo.run.script_resume import FormerRun, give_states_back, state_of
 from speedo.run.script_weights import first_arrays, weights_of
+from speedo.run.takeover import Takeover
 from speedo.run.trained_model import ScriptModel
 from speedo.run.training import Training
 from speedo.run_dir.checkpoint_file import Checkpoint
@@ -44,6 +45,7 @@ class ScriptStart:
         open_store: Callable[[], Store] | None = None,
         servers: Servers | None = None,
         built: Callable[[Training], None] = lambda _: None,
+        taken_over: Takeover | None = None,
     ) -> None:
         """`former` is the run to continue, `open_store` as of `build_training`; `built` is notified of the training.
 
@@ -55,6 +57,7 @@ class ScriptStart:
         self._former, self._open_store = former, open_store
         self._servers, self._built, self._served = servers, built, servers is None
         self._resume: Checkpoint | None = None
+        self._taken_over = taken_over
         if former is not None:
             self._resume = former.for_workers(config.workers)
             give_states_back(self._resume, parts.store, parts.settings.keyspace)
@@ -66,6 +69,12 @@ class ScriptStart:
         self._stopped = ""
         self._exchange: tuple[int, str] | None = None  # of the first that was checked
         self._changed = threading.Condition()
+
+    def go_on(self) -> Training | None:
+        """The training of a run that was taken over; None if it has to begin anew, with the model of its worker 0."""
+        if self._taken_over is not None and self._former is not None:
+            self._training = self._build(self._former.model)
+        return self._training
 
     def take(
         self, worker: int, model: FirstModel | None, later: Callable[[], None]
@@ -177,7 +186,8 @@ class ScriptStart:
             servers=self._servers,
             leases=self._leases,
             tests=self._tests,
-            script_state=lambda: state_bytes(model, self._leases.state()),
+            script_state=state_of(model, self._leases.state),
+            taken_over=self._taken_over,
         )
         self._built(training)
         return training

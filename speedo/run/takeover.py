@@ -21,6 +21,7 @@ from speedo.exchange.vector import Layout
 from speedo.master.journal import JournalEntry, entry_of, read_journals
 from speedo.master.kept_state import fetch_kept
 from speedo.messages import Kind, Merge
+from speedo.run.script_job import FirstModel
 from speedo.run.settings import RunSettings
 from speedo.run_dir.checkpoint_file import Checkpoint, checkpoints_in, latest
 from speedo.run_dir.directory import CHECKPOINTS
@@ -52,11 +53,18 @@ class Takeover:
     tests: bool = False
     newest: bool = False
 
+    def entries(self, settings: RunSettings) -> list[JournalEntry]:
+        """The journal's, the newest first. Raises `StoreError` as `as_checkpoint`."""
+        if self.master_fence is None:
+            folder = settings.near.folder
+            return read_journals(Path(folder)) if folder else []
+        entry = entry_of(self.master_fence.entry())
+        return [] if entry is None else [entry]
+
     def as_checkpoint(
         self,
-        engine: ModelEngine,
+        model: ModelEngine | FirstModel,
         settings: RunSettings,
-        mode: str,
         history_of: Callable[[bytes], bytes] = bytes,
     ) -> Checkpoint | None:
         """What the former masters of this run have left; None if that is nothing.
@@ -64,12 +72,7 @@ class Takeover:
         `history_of` makes a history of what is kept of the solver, or raises `PayloadError`. Raises `CheckpointError`;
         `StoreError` if the journal is in a Redis that does not answer.
         """
-        folder, layout = settings.near.folder, engine.layout
-        if self.master_fence is not None:
-            entry = entry_of(self.master_fence.entry())
-            entries = [] if entry is None else [entry]
-        else:
-            entries = read_journals(Path(folder)) if folder else []
+        layout, entries = model.layout, self.entries(settings)
         self.members = tuple(range(settings.workers))
         if entries:
             self.incarnations, self.members = entries[0].incarnations, entries[0].members

@@ -144,7 +144,7 @@ class CaffeModel(TrainedModel):
         if isinstance(resume, CaffeSnapshot):
             resume = resume.as_checkpoint(engine, settings, config.mode)
         elif isinstance(resume, Takeover):
-            resume = resume.as_checkpoint(engine, settings, config.mode, self._history_of)
+            resume = resume.as_checkpoint(engine, settings, self._history_of)
         self.layout, self.resume = engine.layout, resume
         self.update, self._tuning = self._update, NO_TUNING
         self.first = self._first_center(config) if resume is None else self._resumed(resume)

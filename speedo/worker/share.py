@@ -64,7 +64,7 @@ class RecordShare:
         self._skipped: list[Lease] = []  # not to be trained, and the master does not know yet
         self._orders: dict[int, Indices] = {}  # of the latest epochs
         # The loader reads them; the loop has not seen them
-        self._ahead_of_loop: deque[tuple[Lease, Indices]] = deque()
+        self._ahead_of_loop: deque[tuple[Lease | None, Indices]] = deque()
         self._data: Any = None
         self._how: tuple[int | None, bool | None] = (None, None)  # batch and shuffle, as given
         self._source: RecordSource | None = None
@@ -106,6 +106,20 @@ class RecordShare:
         ranges, self._taken = join_ranges(self._taken), []
         return ranges, sum(map(len, ranges))
 
+    @property
+    def held(self) -> tuple[Lease, ...]:
+        """What it has of the master, but for the results of its turns."""
+        ahead = (lease for lease, _ in self._ahead_of_loop if lease is not None)
+        return (*self._kept, *self._taken, *self._skipped, *ahead)
+
+    def lose(self, leases: tuple[Lease, ...]) -> None:
+        """Others train these, which it `held`."""
+        for held in (self._kept, self._taken, self._skipped):
+            held[:] = [one for one in held if one not in leases]
+        for at, (lease, numbers) in enumerate(self._ahead_of_loop):
+            if lease in leases:
+                self._ahead_of_loop[at] = None, numbers
+
     def close(self) -> None:
         """Ends the processes of a loader. Left to the garbage collector, PyTorch waits 5 s for each of them."""
         self._data = self._source = None
@@ -135,21 +149,28 @@ class RecordShare:
 
     def _loop(self, source: RecordSource, epochs: int) -> Iterator[Any]:
         epoch, self.epoch, self._over = self.epoch, self.epoch + 1, False
-        ahead = self._ahead_of_loop = deque[tuple[Lease, Indices]]()
+        ahead = self._ahead_of_loop = deque[tuple[Lease | None, Indices]]()
         try:
             while not self._over:
                 for one in source.read(self._record_numbers(source, epoch, epochs, ahead)):
                     lease, numbers = ahead.popleft()
+                    if lease is None:  # others train it
+                        continue
                     self._taken.append(lease)
                     self.given += source.size(numbers, one)
                     yield one
                 if not self._over:
                     self._wait()
         finally:  # the script may have left its loop
-            self._kept = list(join_ranges((*(lease for lease, _ in ahead), *self._kept)))
+            self._kept = list(join_ranges((*(one for one, _ in ahead if one), *self._kept)))
+            ahead.clear()
 
     def _record_numbers(
-        self, source: RecordSource, epoch: int, epochs: int, ahead: deque[tuple[Lease, Indices]]
+        self,
+        source: RecordSource,
+        epoch: int,
+        epochs: int,
+        ahead: deque[tuple[Lease | None, Indices]],
     ) -> Numbers:
         """Batch after batch, until this epoch's loop is over or has to wait."""
         while True:

@@ -80,6 +80,19 @@ def test_those_that_stay_are_waited_for_and_not_those_that_have_ended() -> None:
         workers.meeting.look(1)
 
 
+def test_under_another_master_a_group_stays_until_somebody_waits_and_the_next_has_a_higher_number() -> (
+    None
+):
+    workers = Workers(2)
+    assert not workers.meeting.look(5)
+    assert workers.come(0) is None  # started again
+    assert workers.meeting.look(5)
+    found = workers.come(1, after=5)
+    assert found is not None
+    assert found.number == 6
+    assert workers.come(0) == found
+
+
 def test_who_is_missing_of_a_team_is_told_in_a_sentence() -> None:
     workers = Workers(2)
     workers.gone[1, 1] = "it was killed"

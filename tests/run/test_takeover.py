@@ -78,7 +78,7 @@ class Former:
 
     def taken_over(self) -> tuple[Takeover, Checkpoint | None]:
         found = Takeover(self.store, self.folder, self.fence)
-        return found, found.as_checkpoint(ENGINE, self.settings, "async")
+        return found, found.as_checkpoint(ENGINE, self.settings)
 
 
 @pytest.mark.parametrize("leased", [False, True])

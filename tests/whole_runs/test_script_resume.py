@@ -25,7 +25,7 @@ from speedo.run.config.former_run import former_script
 from speedo.run.config.run_config import make_config
 from speedo.run.prepare_script import prepare_script
 from speedo.run.script_job import FirstModel, ScriptJob
-from speedo.run.script_resume import read_former_run, state_bytes
+from speedo.run.script_resume import read_former_run, state_of
 from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, write_checkpoint
 from tests.whole_runs.test_script_runs import ScriptRun
 
@@ -46,7 +46,7 @@ def checkpoint(**changes: Any) -> Checkpoint:
         np.arange(10, dtype=np.float32),
         workers={slot: WorkerState(slot, 3, 1, 4) for slot in (1, 2)},
         histories={1: b"one", 2: b"two"},
-        script=state_bytes(MODEL, book.state()),
+        script=state_of(MODEL, book.state)(),
     )
     return replace(made, **changes)
 
@@ -115,10 +115,10 @@ def test_the_center_and_the_states_are_given_back_and_another_model_is_refused(
         b"{",
         b"[" * 100_000,
         json.dumps({"model": asdict(MODEL)}).encode(),
-        state_bytes(MODEL, {"seed": 1}),
-        state_bytes(MODEL, {**LeaseBook(5).state(), "free": [[0, 5, 9]]}),
-        state_bytes(FirstModel((Blob("w", (2, 3)),), 8), LeaseBook(5).state()),
-        state_bytes(replace(MODEL, batch=0), LeaseBook(5).state()),
+        state_of(MODEL, lambda: {"seed": 1})(),
+        state_of(MODEL, lambda: {**LeaseBook(5).state(), "free": [[0, 5, 9]]})(),
+        state_of(FirstModel((Blob("w", (2, 3)),), 8), LeaseBook(5).state)(),
+        state_of(replace(MODEL, batch=0), LeaseBook(5).state)(),
         json.dumps({"model": {"blobs": [["w"]], "batch": 8}, "leases": {}}).encode(),
     ],
 )

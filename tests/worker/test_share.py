@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from speedo.errors import ConfigError
-from speedo.exchange.lease import Lease, order_of
+from speedo.exchange.lease import Claim, Lease, LeaseRequest, order_of
 from speedo.master.lease_book import LeaseBook
 from speedo.worker.share import RecordShare
 from tests.support.leased_run import SEED, Run
@@ -176,7 +176,10 @@ def test_the_last_records_are_waited_for_and_trained_if_they_come_back() -> None
 
 @pytest.mark.parametrize("seed", range(40))
 def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None:
-    """Workers step in a random order, die, join, leave their loops; results are merged, dropped, late."""
+    """Workers step in a random order, die, join, leave their loops; results are merged, dropped, late.
+
+    Another master takes over with what was settled at the last merge, and what the workers have.
+    """
     chance = random.Random(seed)
     records, epochs = chance.randint(1, 60), chance.randint(1, 3)
     batch, known = chance.randint(1, 7), chance.random() < 0.5
@@ -185,11 +188,14 @@ def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None
     turns: list[int] = []
     running: dict[int, tuple[int, RecordShare, Iterator[Any]]] = {}
     processes, tickets = 0, 0
+    journal = book.state()
 
     def settle(ticket: int) -> None:
+        nonlocal journal
         if chance.random() < 0.7:
             for one in book.of_ticket(ticket):
                 merged.update((one.epoch, at) for at in range(one.start, one.stop))
+            journal = book.state([ticket])
             book.merged(ticket)
         else:
             book.dropped(ticket)
@@ -247,6 +253,22 @@ def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None
             book.left(worker, incarnation)
             del running[worker]
 
+    def take_over() -> None:
+        nonlocal book
+        book = LeaseBook.from_state(journal, same_scripts=True)
+        turns.clear()
+        for worker in chance.sample(list(running), len(running)):
+            incarnation, share, _ = running[worker]
+            book.joined(worker, incarnation)
+            if held := share.held:
+                share.lose(book.brings(worker, incarnation, Claim(records, held)))
+            if chance.random() < 0.3:  # before the next one is there
+                request = LeaseRequest(
+                    records, True, 2 * batch, share.epoch, epochs if known else 0
+                )
+                if isinstance(found := book.lease(worker, incarnation, request), Lease):
+                    share.give_back((found,))
+
     for worker in range(3):
         start(worker)
     wanted = {(epoch, at) for epoch in range(epochs) for at in range(records)}
@@ -256,6 +278,8 @@ def test_each_record_of_each_epoch_is_merged_once_by_somebody(seed: int) -> None
         free = [one for one in range(4) if one not in running]
         if not running or (free and chance.random() < 0.01):
             start(chance.choice(free))
+        if chance.random() < 0.02:
+            take_over()
         go(chance.choice(list(running)))
     assert set(merged) == wanted
     assert set(merged.values()) == {1}

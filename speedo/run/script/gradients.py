@@ -98,6 +98,8 @@ class GradientTurns:
         self, worker: ScriptWorker, folder: Path, reach: Callable[[Team], HostExchange]
     ) -> None:
         """Meet those of the host in this folder of it, and `reach` those of the team's other hosts."""
+        if self._team is not None:
+            self._team.close()
         gathering = TeamMeeting(folder, worker.worker, worker.incarnation)
         self._worker = worker
         membership = Membership(worker.worker, gathering, reach)
@@ -282,6 +284,10 @@ class GradientTurns:
         return None if self._team is None or self._team.team is None else self._team
 
     # ------------------------------------------------------------ records
+
+    def forget_records(self) -> None:
+        """What was dealt is that of a former master; the next one gives it out again."""
+        self._rows.clear()
 
     def lease(self, request: LeaseRequest) -> Lease | NoLease:
         """The next records of this worker; until there are some it takes part in the others' steps."""

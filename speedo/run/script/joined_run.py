@@ -410,7 +410,9 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         )
         self._share = turns.share
         self._events.join(start, turns.source)
-        self._collectives = Collectives(partial(gather, start, turns.source, turns.paused))
+        self._collectives = Collectives(
+            lambda *call: gather(turns.start, turns.source, turns.paused, *call)
+        )
         if turns.gradients is not None:
             self._hooks.append(self._stepped.before_step(turns.before_step))
             self._hooks.append(self._stepped.synchronised(turns.add_up))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,21 +23,22 @@ from speedo.errors import (
     TeamBrokenError,
 )
 from speedo.exchange.channel import refusal
-from speedo.exchange.lease import Lease, LeaseRequest, NoLease
+from speedo.exchange.lease import Claim, Lease, LeaseRequest, NoLease
 from speedo.exchange.transfer import put_history, take_history
 from speedo.exchange.vector import Blob, Vector
+from speedo.master.slots import ServerAddress
 from speedo.messages import SaveState, StateSaved, Train
 from speedo.run.between_hosts import between_hosts_of
-from speedo.run.host_memory import host_centers, too_little_memory
-from speedo.run.open_store import is_near, overlaps, run_store, server_stores
-from speedo.run.scratch import LEAVES
+from speedo.run.host_memory import too_little_memory
+from speedo.run.open_store import run_store
 from speedo.run.script.gradients import GradientTurns, exchanges_gradients
 from speedo.run.script.kept_state import ScriptState
 from speedo.run.script.publisher import Publisher
+from speedo.run.script.script_worker import host_folder, script_worker
 from speedo.run.script.shared_test import SharedTest
 from speedo.run.script.testing import Measure, center_tested, measured
 from speedo.run.script.turns import TurnSource
-from speedo.run.script_link import MISTAKE, VARIABLE, Hello, Start
+from speedo.run.script_link import MISTAKE, Hello, Start
 from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
 from speedo.worker.weights import Weights
@@ -68,7 +67,7 @@ class ScriptTurns:
         place = start.place
         self.over = False
         self.worker: ScriptWorker | None = None
-        self._start, self._weights, self._kept = start, weights, kept
+        self.start, self._weights, self._kept = start, weights, kept
         self._module = stepped
         self._asked: LeaseRequest | None = None
         self._pauses = self._compared = False
@@ -118,43 +117,20 @@ class ScriptTurns:
         """Tell the master what is trained, with this many records in a step, once; the steps before are kept."""
         if self.worker is not None or self.over:
             return
-        settings, place, layout = self._start.settings, self._start.place, self._weights.layout
+        settings, place, layout = self.start.settings, self.start.place, self._weights.layout
         assert self._first is not None
-        store = run_store(place.redis_url, settings)
         if place.worker == 0:
             problem = too_little_memory(settings, layout.nbytes)
             if problem and not place.redis_url:
                 raise ConfigError(f"{problem}: make room there, or install redis-server")
-            put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
+            with closing(run_store(place.redis_url, settings)) as store:
+                put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
+        self._hello = Hello(layout.blobs, batch, self.gradients is not None)
         try:
-            servers = self.source.begin(Hello(layout.blobs, batch, self.gradients is not None))
+            self._connect(self._hello)
         except EOFError:  # the run has ended before it began
             self.over = True
             return
-        folder = Path(os.environ[VARIABLE]).parent  # of the host
-        # A relay may swap two turns that are under way at once.
-        ahead = overlaps(settings) and is_near(settings.near)
-        self.worker = ScriptWorker(
-            settings.keyspace,
-            place.worker,
-            place.incarnation,
-            self._weights,
-            store,
-            time.monotonic,
-            settings.epoch,
-            compression=settings.compression,
-            outgoing=run_store(place.redis_url, settings) if ahead else None,
-            servers=server_stores(servers, settings, both_ways=ahead),
-            host=host_centers(settings, replace(place, servers=servers), layout),
-            leaves=(folder / LEAVES).exists,
-            overlap=ahead,
-        )
-        if self.gradients is not None:
-            reach = partial(between_hosts_of, settings, place, self.source.missing)
-            self.gradients.open(self.worker, folder, reach)
-        if ahead:
-            self.source.read_ahead(self.worker.fetch_ahead)
-            self._publisher = Publisher(self.source, self.share)
         present = layout.zeros()
         self._weights.read_weights(present)
         present -= self._first
@@ -166,10 +142,43 @@ class ScriptTurns:
 
             self._weights.change_weights(add)
 
+    def _connect(self, hello: Hello) -> None:
+        """Take the turns of the run's present master. Raises as `TurnSource.begin`."""
+        worker = self._work_for(self.start, self.source.begin(hello))
+        if self.gradients is not None:
+            start = self.start
+            reach = partial(between_hosts_of, start.settings, start.place, self.source.missing)
+            self.gradients.open(worker, host_folder(), reach)
+        if worker.overlap:
+            self.source.read_ahead(worker.fetch_ahead)
+            self._publisher = self._publisher or Publisher(self.source, self.share)
+
+    def _work_for(self, start: Start, servers: tuple[ServerAddress, ...] = ()) -> ScriptWorker:
+        """Exchange vectors with the master that has given this place."""
+        self.start = start
+        self.worker = script_worker(start, self._weights, servers, self.worker)
+        return self.worker
+
+    def _follow(self) -> bool:
+        """Take the turns of the run's next master, with the records that are here; False if the run is over."""
+        while (start := self.source.another_master()) is not None:
+            self.start = start
+            if self._publisher is not None:
+                self._publisher.finish()
+            with suppress(TeamBrokenError, EOFError, OSError):  # that one is gone, too
+                if held := self.share.held:
+                    claim = Claim(self.share.source.records, held)
+                    self.share.lose(self.source.claim(claim).leases)
+                if self.gradients is not None:
+                    self.gradients.forget_records()
+                self._connect(self._hello)
+                return True
+        return False
+
     def go_on(self) -> None:
         """Of a run that is resumed get what it has come to, before the first step: weights, and the worker's state."""
-        place, keyspace = self._start.place, self._start.settings.keyspace
-        self.hello(self._start.job.batch)
+        place, keyspace = self.start.place, self.start.settings.keyspace
+        self.hello(self.start.job.batch)
         if self.worker is not None and place.history is not None:
             self._kept.restore(
                 take_history(self.worker.store, keyspace, place.worker, place.history)
@@ -188,8 +197,9 @@ class ScriptTurns:
             self._publisher.close()
         if self.gradients is not None:
             self.gradients.close()  # others may wait for this worker
-        version = self.source.done(meanwhile)
+        version = self.source.done(meanwhile, self._work_for)
         meanwhile()
+        worker = self.worker
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
         if version is None or worker is None:
@@ -202,7 +212,7 @@ class ScriptTurns:
         """Take no more turns; `error` is what the script raised in its part of the run."""
         if isinstance(error, ScriptMistake) and self.worker is not None:
             # Each worker would make it again and again.
-            self.source.stop(f"{MISTAKE} (worker {self._start.place.worker}): {error}")
+            self.source.stop(f"{MISTAKE} (worker {self.start.place.worker}): {error}")
         if error is not None:
             self.source.raised(error)
         if self.gradients is not None:
@@ -224,6 +234,8 @@ class ScriptTurns:
         while self.worker.command is None:
             command = self.source.next()
             if command is None:
+                if self._follow():
+                    continue
                 self.over = True
                 return False
             try:
@@ -347,7 +359,7 @@ class ScriptTurns:
             raise ConfigError("run.test is called before the first run.share or run.step")
         part = None
         if data is not None:
-            part = SharedTest(self.source, data, batch, self._start.settings.workers)
+            part = SharedTest(self.source, data, batch, self.start.settings.workers)
         records = 0 if part is None else part.records
         turn = self.source.test_turn(number, records)
         if not turn.takes_part:
@@ -392,7 +404,7 @@ class ScriptTurns:
     def _save_state(self, command: SaveState) -> StateSaved:
         """Put this worker's state into the store, for a checkpoint."""
         assert self.worker is not None
-        place, settings = self._start.place, self._start.settings
+        place, settings = self.start.place, self.start.settings
         store = run_store(place.redis_url, settings)  # the worker's may just fetch the next center
         try:
             return self._kept.put(command, place, store, settings.keyspace, self.worker.samples)
@@ -410,6 +422,16 @@ class ScriptTurns:
                 waits = answer is NoLease.WAIT and (self._publisher is None or request.epochs > 0)
                 return answer if waits or isinstance(answer, Lease) else NoLease.OVER
             return self.gradients.lease(request)
+        except TeamBrokenError as problem:  # the run has another master
+            pauses, self._pauses = self._pauses, False
+            self._drop(str(problem))
+            if not self.has_turn():
+                return NoLease.OVER
+            if pauses:
+                self._drop("")
+                self.source.pause()
+            self._pauses = pauses
+            return self._lease(request)
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
             self.over = True

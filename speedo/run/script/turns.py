@@ -15,7 +15,7 @@ from typing import Final
 
 from speedo.errors import ConfigError, TeamBrokenError
 from speedo.exchange.channel import WorkerChannel, first_line
-from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease, NotDealt
+from speedo.exchange.lease import Claim, DealRequest, Dealt, Lease, LeaseRequest, NoLease, NotDealt
 from speedo.exchange.served_vectors import PATIENCE_S
 from speedo.master.slots import ServerAddress
 from speedo.messages import Pause, Records, Refused, SaveState, StateSaved, Tested, Train, Trained
@@ -32,11 +32,13 @@ from speedo.run.script_link import (
     RunOver,
     Serve,
     Shares,
+    Start,
     StopRun,
     TestLease,
     TestPart,
     TestTurn,
     ToScript,
+    TurnsEnded,
 )
 
 AGAIN_S: Final = 0.05  # before the master is asked again for what it does not know yet
@@ -56,6 +58,7 @@ class TurnSource:
         """`save` puts the worker's state into the store."""
         self._link, self._who, self._save = link, (worker, incarnation), save
         self._channel: WorkerChannel | None = None
+        self._next: Start | None = None  # the place that another master gave this worker
         self._commands: Iterator[Train | SaveState] = iter(())
         self._final: int | None = None
         self._reader: threading.Thread | None = None
@@ -63,13 +66,28 @@ class TurnSource:
     def begin(self, hello: Hello) -> tuple[ServerAddress, ...]:
         """Say what is trained, and open the channel; where the servers of the center are, if it has any.
 
-        Raises `EOFError` if the run is over.
+        Raises `EOFError` if the run is over, and as the others `TeamBrokenError` if it has another master.
         """
         answer = self._ask(hello)
         assert isinstance(answer, Serve)
+        self.close()
         self._channel = WorkerChannel(answer.folder, *self._who)
         self._commands = self._channel.commands()
         return answer.servers
+
+    def another_master(self) -> Start | None:
+        """Wait for the run's next master, once the channel has ended; None if the run is over instead."""
+        with suppress(EOFError, OSError, TeamBrokenError):
+            if self._next is None:
+                self._ask(TurnsEnded())
+        start, self._next = self._next, None
+        return start
+
+    def claim(self, claim: Claim) -> Claim:
+        """What this worker cannot have of its leases under another master. Raises as `lease`."""
+        answer = self._ask(claim)
+        assert isinstance(answer, Claim)
+        return answer
 
     def check(self, data: Mapping[str, str]) -> None:
         """Have this compared with the data of the other workers. Raises as `lease`."""
@@ -91,7 +109,7 @@ class TurnSource:
 
     def not_dealt(self, number: tuple[int, int]) -> None:
         """Return once the master knows that this worker did not get its part of this deal."""
-        with suppress(EOFError, OSError):  # the run is gone
+        with suppress(EOFError, OSError, TeamBrokenError):  # the run or its master is gone
             self._ask(NotDealt(number))
 
     def meet(self, meet: MeetScripts) -> Met:
@@ -124,10 +142,13 @@ class TurnSource:
         if isinstance(answer, RunOver):
             self._final = answer.version
             raise EOFError
+        if isinstance(answer, Start):
+            self._next = answer
+            raise TeamBrokenError("the run has another master")
         return answer
 
     def next(self) -> Train | None:
-        """The next turn; None once the run is over."""
+        """The next turn; None once the run is over, or has another master."""
         for command in self._commands:
             if isinstance(command, Train):
                 return command
@@ -202,10 +223,14 @@ class TurnSource:
         with suppress(OSError):
             self._link.send(StopRun(cause))
 
-    def done(self, meanwhile: Callable[[], None] = lambda: None) -> int | None:
+    def done(
+        self,
+        meanwhile: Callable[[], None] = lambda: None,
+        follow: Callable[[Start], object] = lambda start: None,
+    ) -> int | None:
         """Say that nothing more is trained, and wait for the end of the run; `meanwhile` is called now and then.
 
-        The version of the center that it came to; None if the run is gone.
+        The version of the center that it came to; None if the run is gone. `follow` hears of another master.
         """
         with suppress(OSError):
             self._link.send(Done())
@@ -219,6 +244,8 @@ class TurnSource:
             elif isinstance(message, SaveState):
                 with suppress(OSError):
                     self._link.send(self._save(message))
+            elif isinstance(message, Start):
+                follow(message)
             elif isinstance(message, RunOver):
                 self._final = message.version
         if self._reader is not None:  # it may still fetch

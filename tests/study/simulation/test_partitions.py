@@ -306,7 +306,7 @@ class MasterProcess(Process):
         spec: Any = None  # what is trained is made here
         settings = RunSettings(RUN, "1", spec, run.workers, (), run.seed, TIMEOUT_S)
         former = Takeover(store, run.folder, fence)
-        begun = former.as_checkpoint(run.engine(0), settings, run.mode)
+        begun = former.as_checkpoint(run.engine(0), settings)
         counters = None if begun is None else begun.counters
         vector = run.published.first.copy() if begun is None else begun.center
         self.cluster = cluster = Hosts(

@@ -424,7 +424,7 @@ def _run(mode: str, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         except KilledError:
             epoch += 1
         former = Takeover(store, folder)
-        begun = former.as_checkpoint(engine(0), settings, mode)
+        begun = former.as_checkpoint(engine(0), settings)
         if begun is None:  # killed before it had published anything
             assert published == 0
             former = Takeover(store, folder, members=former.members)
