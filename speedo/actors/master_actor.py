@@ -44,7 +44,7 @@ from speedo.run.run_facts import run_facts
 from speedo.run.run_parts import run_parts
 from speedo.run.script_job import ScriptJob
 from speedo.run.script_link import Question, ToScript
-from speedo.run.script_resume import read_former_run, taken_over_run
+from speedo.run.script_resume import former_run
 from speedo.run.script_start import ScriptStart
 from speedo.run.settings import RunSettings
 from speedo.run.takeover import Takeover
@@ -130,9 +130,7 @@ class MasterActor(ServedMaster):
         self._training: Training | None = None
         self._final: int | None = None  # the version that the run came to
         if script:
-            former = None if checkpoint is None else read_former_run(checkpoint)
-            if self._former is not None:
-                former = taken_over_run(self._former, settings)
+            former = former_run(checkpoint, self._former, settings)
             resume = None if former is None else former.for_workers(settings.workers)
             parts = run_parts(config, settings, run_dir, self._store, records, resume, fence)
             book = LeaseBook(settings.seed) if former is None else former.book

@@ -71,8 +71,15 @@ def read_former_run(path: Path) -> FormerRun:
     return _former_run(checkpoint, path)
 
 
-def taken_over_run(takeover: Takeover, settings: RunSettings) -> FormerRun | None:
-    """What the former masters of this run have left; None if that is nothing. Raises as `Takeover.as_checkpoint`."""
+def former_run(
+    path: Path | None, takeover: Takeover | None, settings: RunSettings
+) -> FormerRun | None:
+    """The run in this file, or what its former masters have left; None if there is neither.
+
+    Raises as `read_former_run` and `Takeover.as_checkpoint`.
+    """
+    if takeover is None:
+        return None if path is None else read_former_run(path)
     model = FirstModel((), 1)  # finds no center
     for entry in takeover.entries(settings):
         with suppress(ValueError, KeyError, TypeError, ValidationError):
