@@ -1,8 +1,8 @@
 """Continues a run in the same command when what it runs on has died.
 
 Of an attempt its stores are left, so the next one goes on from the newest center in them (`speedo.run.takeover`), with
-new workers. What scripts and servers of the center have is in no store of the master's: such a run goes on as with
-`--resume`, from its newest checkpoint, and without one it begins anew, in its own directory.
+new workers. What servers of the center have is in no store of the master's: such a run goes on as with `--resume`, from
+its newest checkpoint, and without one it begins anew, in its own directory.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ PASSING: Final = (ClusterError, EngineError, StoreError)
 class FollowedRun:
     """A run that this command has followed on another machine, and now has the lease of: `why` says since when.
 
-    `facts` are of its nets as they were built here.
+    `facts` are of its nets as they were built here; a script has none.
     """
 
     prepared: PreparedRun
-    facts: CaffeFacts
+    facts: CaffeFacts | None
     lease: KeptLease
     why: str
 
@@ -108,7 +108,7 @@ class Attempt:
 
     def facts(self, prepared: PreparedRun, scratch: Path) -> CaffeFacts:
         """What `check_nets` finds, or has found before for the same solver."""
-        if self.tried is None and self.followed is not None:
+        if self.tried is None and self.followed is not None and self.followed.facts is not None:
             return self.followed.facts
         if self.tried is None or self.tried[0] != prepared.spec:
             self.tried = (prepared.spec, check_nets(prepared, scratch))
@@ -242,7 +242,7 @@ def _to_take_over(attempt: Attempt, run_dir: Path) -> PreparedRun | None:
     """
     made = attempt.former or attempt.made
     has_one = attempt.takes_over or attempt.since is not None
-    if made is None or not has_one or made.config.own or made.config.serves:
+    if made is None or not has_one or made.config.serves:
         return None
     if isinstance(made.resumed, CaffeSnapshot) and not _has_checkpoint(run_dir):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -63,10 +63,13 @@ class ScriptRun(Watched):
         command: str = "run",
         name: str = "run",
         environment: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         super().__init__(speedo, mode, name)
         options = ("--run-dir", name, *options_of(mode))
-        self.process = speedo.start(command, *options, *words, environment=environment)
+        self.process = speedo.start(
+            command, *options, *words, environment=environment, inside=inside
+        )
 
     def resume(self, *words: str, command: str = "run") -> None:
         """Go on with it in a new command, which is `process` from now on."""

@@ -11,9 +11,10 @@ import pytest
 from tests.faults.late_redis import LateRedis
 from tests.faults.rows import Finding, row
 from tests.faults.running import GAP_S, HANG_S, Run, Watched
+from tests.faults.scripts import EACH_ONCE, FIT, ScriptRun, kept, trained
 from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands, interrupt
-from tests.support.invariants import Line, check_run
+from tests.support.invariants import Line, check_run, read_lines
 from tests.support.network import Host, network
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -127,6 +128,43 @@ def test_a_standby_goes_on_when_the_masters_machine_is_gone(
     resumed = pair.taken_over(standby, finding, since)
     assert resumed["version"] >= pair.run.version
     pair.ends_and_is_whole(standby, resumed)
+
+
+@row(31, "the master's machine gone, users' scripts", ("async", "sync", "easgd"), usual="sync")
+def test_a_standby_goes_on_with_users_scripts(
+    speedo: Commands, mode: str, hosts: list[Host], finding: Finding
+) -> None:
+    chief, spare, member, third = hosts
+    with OwnRedis(third.address, third.inside) as redis:
+        run = ScriptRun(
+            *(speedo, mode, "--own", "--workers", "2", "--host", chief.address, *redis.options),
+            *(*TIMEOUT, "--checkpoint-interval", "1"),
+            command="master",
+            environment=redis.environment,
+            inside=chief.inside,
+        )
+        worker = speedo.start(
+            *("worker", "--workers", "2", "--master", chief.address, *TIMEOUT),
+            *("--", "python", str(FIT), "none", "0.6"),
+            inside=member.inside,
+        )
+        run.has_begun(3)
+        standby = Standby(speedo, mode, spare, chief, "standby")
+        standby.wait_for(lambda: standby.version > 0)
+        there = len(run.lines("checkpoint"))
+        standby.wait_for(lambda: len(run.lines("checkpoint")) > there + 3)
+        since = time.monotonic()
+        chief.kill_all()
+        standby.wait_for(lambda: standby.lines("resumed"))
+        (resumed,) = standby.lines("resumed")
+        assert resumed["version"] >= run.version
+        standby.wait_for(lambda: standby.merged_after(resumed))
+        finding.recovered(time.monotonic() - since)
+        standby.ends(0)
+        _, errors = worker.communicate(timeout=HANG_S)
+        assert worker.returncode == 0, errors
+        assert trained(kept(read_lines(standby.dir / "metrics.jsonl"))) == EACH_ONCE
+        assert (standby.dir / "model.npz").stat().st_size
 
 
 @row(31, "the same, and its process before, while Redis answers after 0.7 s", ("async",))

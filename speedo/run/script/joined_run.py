@@ -419,6 +419,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             turns.gradients.on_backward(turns.after_backward)
         if start.settings.epoch > 0:  # of a master that has resumed the run
             turns.go_on()
+        if start.settings.moved and self._kept.epoch is not None:
+            self._first_epoch = self._kept.epoch
 
     def __exit__(
         self,
