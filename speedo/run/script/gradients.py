@@ -147,12 +147,9 @@ class GradientTurns:
 
         `run.share` has given this many records since the last step, 0 where it is not used.
         """
-        self._is_due = not self._is_void
-        if self.idle:
-            return
         self._several |= self.accumulates or 0 < self._at_pass < given
-        self._at_pass = given
-        if self.accumulates:
+        self._is_due, self._at_pass = not self._is_void, given
+        if self.accumulates or self.idle:
             return
         self.lost = self._is_void
         self._is_stale = self._is_void = False

@@ -1,6 +1,6 @@
 import torch
 from accelerate import Accelerator
-from small_net import EPOCHS, SGD, SLOW_S, Records, batch_size, net, rate_of_step, save
+from small_net import EPOCHS, SGD, Records, batch_size, net, rate_of_step, save
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
