@@ -265,6 +265,7 @@ class Together:
                 member.turns.close()
             with self._change:
                 self.left[worker] = self.members.pop(worker)
+                self.leases.saw(Left(*member.who, "ended", done=True), 0.0)
                 self._breaks = True
                 self._begin_if_all_wait()
 
