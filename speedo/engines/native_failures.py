@@ -101,15 +101,6 @@ def _set_aside(descriptor: int) -> None:
         allocate(descriptor, _KEEP_SIZE, end, LAST_WORDS_BYTES)
 
 
-def restore_stderr(former: int) -> None:
-    """Undo `capture_stderr`."""
-    sys.stderr.flush()
-    if isinstance(getattr(sys.stderr, "buffer", None), _Patient):
-        sys.stderr = sys.__stderr__
-    os.dup2(former, 2)
-    os.close(former)
-
-
 def fatal_line(text: str) -> str | None:
     """The last FATAL message of glog in `text` as one sentence, or None if there is none."""
     found: str | None = None

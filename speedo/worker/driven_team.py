@@ -11,7 +11,8 @@ exchanges with those of the other hosts (`speedo.exchange.host_exchange`): the m
 A member comes to a meeting for a reason: with a gradient, for a step, or because it has nothing to train. If none comes
 with a gradient or for a step, the leader deals new records to members without records. Otherwise a member without
 records takes part with weight 0, and makes the others' step with the gradient that they have then, which is clipped.
-If all came with a gradient, each makes its step without another meeting.
+If all came with a gradient, each makes its step without another meeting, but for the last step of a turn, and but where
+scripts make several backward passes for a step: there who comes for a step waits for those that come with a gradient.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from speedo.worker.team_space import (
     RATES,
     SAME,
     SAMPLES,
+    SEVERAL,
     SHORT,
     TeamSpace,
 )
@@ -72,18 +74,18 @@ class DrivenTeam:
         self._times = 0  # that all came
         self._epoch = 0
         self._deals = 0  # that this one got in this team
-        self.all_ask = False  # all came to the last meeting to ask for records
         self.deal_follows = False  # the leader will deal records after the last meeting
         # The turn ends with the next step, because a member will pause, or is to leave.
         self.ends = False
-        self.is_complete = True  # all came to the last mean with a gradient
+        self.is_complete = False  # all came to the last mean with a gradient, and step next
+        self.several = False  # some of the scripts make several backward passes for a step
         self.steps_of = 0  # the optimizer of the step that others make
         self.is_own = False  # the last step was that of this member's script
+        self._made = -1  # steps at the last mean of the turn
         self._fresh: tuple[int, ...] = ()  # who came to the last mean with a gradient
         self._bad: tuple[int, ...] = ()  # whose was not finite
-        self._has_noted = self._has_differed = (
-            False  # own weights at the end of a turn, and from the center
-        )
+        # Own weights at the end of a turn, and from the center.
+        self._has_noted = self._has_differed = False
         self._same = 0  # means in a row of gradients that are bit-identical
 
     @property
@@ -92,14 +94,9 @@ class DrivenTeam:
         command = self._worker.command
         return None if command is None else command.team
 
-    @property
-    def members(self) -> tuple[tuple[int, int, int], ...]:
-        """As `Team.members`."""
-        return () if self.team is None else self.team.members
-
     def begin(self, command: Train) -> None:
         """Begin a turn of the team, from the same weights and state. Raises `TeamBrokenError`, as the other calls."""
-        self.ends, self.is_complete, self._bad = False, True, ()
+        self.ends, self.is_complete, self._made, self._bad, self._fresh = False, False, -1, (), ()
         self._worker.begin(command, self._load)
 
     def part(self, why: str) -> None:
@@ -215,18 +212,16 @@ class DrivenTeam:
     ) -> Follows:
         """Come with the gradients of this many records, or for another reason, in this epoch of the script's loop.
 
-        What follows: the mean is in the gradients, or a step, with the gradients of those that step. Who comes for a
-        step has it then. If the leader `wants_deal`, one follows a mean.
+        What follows: the mean is in the gradients, or a step, with the gradients of those that step. A mean follows
+        for one that comes for a step, too, if others accumulate more. If the leader `wants_deal`, one follows a mean.
 
         Raises `TeamBrokenError`, and `ScriptMistake` if some make a step that others do not make.
         """
         began = self._worker.clock()
         while True:
             follows = self._come(what, samples, epoch, wants_deal=wants_deal, optimizer=optimizer)
-            if what is Comes.GRADIENT and follows is Follows.SUM:
-                continue
-            if what is not Comes.STEP or follows is Follows.STEP:
-                break  # else the others accumulate more
+            if what not in (Comes.GRADIENT, Comes.STEP) or follows is not Follows.SUM:
+                break
         self._worker.with_team += self._worker.clock() - began
         return follows
 
@@ -250,7 +245,7 @@ class DrivenTeam:
         ends = what is Comes.LEAVE or self._worker.leaves() or self._is_long(team)
         said[rank, : SAME + 1] = (
             *(what, samples, is_bad, epoch, wants_deal, ends, optimizers.made, optimizer),
-            *(optimizers.rates_key(), self.is_own, sum_of_own),
+            *(self.several, optimizers.rates_key(), self.is_own, sum_of_own),
         )
         self._membership.meet("all have said what they come for")
         if team.spread:
@@ -258,9 +253,9 @@ class DrivenTeam:
             self._membership.meet("all hosts have said what they come for")
         comes = said[:, COMES]
         self._epoch = int(said[:, EPOCH].max())
-        self.all_ask = bool((comes == Comes.ASK).all())
         self.ends = self.ends or bool(said[:, ENDS].any())
-        self.deal_follows = self.all_ask or (bool(said[0, DEALS]) and not self.ends)
+        self.several = bool(said[:, SEVERAL].any())
+        self.deal_follows = bool((comes == Comes.ASK).all() or (said[0, DEALS] and not self.ends))
         if (comes == Comes.SUM).any():
             self._sum(space, said)
             return Follows.SUM
@@ -310,7 +305,7 @@ class DrivenTeam:
         assert self._seat is not None
         team, here, optimizers = self._seat.team, self._membership.here, self._optimizers
         comes = said[:, COMES] == Comes.GRADIENT
-        self._require_equal_steps(said, comes)
+        self._require_equal_steps(said)
         share = stretch_of(self._seat.place, [1] * len(here), space.mean.size)
         contributions = [
             Contribution(gradient[share], int(said[member, SAMPLES]))
@@ -327,7 +322,9 @@ class DrivenTeam:
             self._average_hosts(space.mean, [int(trained[list(one)].sum()) for one in team.spread])
             self._membership.meet("the mean of all hosts is there")
         optimizers.set_gradients(space.mean, present[comes].any(axis=0).astype(np.uint8))
-        self.is_complete = bool(comes.all())
+        self.several = self.several or bool(said[0, MADE] == self._made)
+        self._made = int(said[0, MADE])
+        self.is_complete = bool(comes.all()) and not (self.several or self.ends)
         self._fresh = tuple(np.flatnonzero(comes).tolist())
         self._bad = tuple(np.flatnonzero(comes & (said[:, BAD] != 0)).tolist())
         self._look_at_sums(said)
@@ -343,6 +340,8 @@ class DrivenTeam:
         rank, fresh = self._membership.rank, [one for one in steps if one in self._fresh]
         giver = min(fresh or steps)
         self.steps_of = int(said[giver, OPTIMIZER])
+        if len(fresh) == len(said):
+            return
         if rank == giver:
             self._optimizers.take_gradients(space.mean, present[rank])
         self._membership.carry(spread(self._seat, present[giver], giver))
@@ -350,11 +349,13 @@ class DrivenTeam:
         if rank not in fresh:
             self._optimizers.set_gradients(space.mean, present[giver])
 
-    def _require_equal_steps(
-        self, said: npt.NDArray[np.int64], comes: npt.NDArray[np.bool_]
-    ) -> None:
+    def _require_equal_steps(self, said: npt.NDArray[np.int64]) -> None:
         made = said[:, MADE]
-        if (made[comes] != made[comes][0]).any():
+        if self.is_complete and not self.several:
+            made = made + (said[:, COMES] == Comes.STEP)
+        if (made != made[0]).any():
+            if self.several:  # the next steps are made together
+                raise TeamBrokenError("some workers made a step where others accumulate gradients")
             workers = self.team.workers if self.team is not None else ()
             most, least = (workers[int(find(made))] for find in (np.argmax, np.argmin))
             raise ScriptMistake(

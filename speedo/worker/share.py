@@ -204,10 +204,11 @@ class RecordShare:
                 )
             )
             self._skipped.clear()
-            if not isinstance(answer, Lease):
+            if isinstance(answer, Lease):
+                self._kept.append(answer)
+            elif not self._kept:  # else the turn was lost meanwhile, and its records came back
                 self._over = answer is NoLease.OVER
                 return
-            self._kept.append(answer)
 
     def _count(self, source: RecordSource) -> int:
         most = source.batch * self.steps

@@ -14,7 +14,7 @@ from speedo.worker.team_memory import LINE_BYTES, Part, bytes_of, laid_out, padd
 MOST_DEALT: Final = 64  # rounds at once
 
 # What each member says, in int64: two cache lines.
-COMES, SAMPLES, BAD, EPOCH, DEALS, ENDS, MADE, OPTIMIZER, RATES, OWN, SAME = range(11)
+COMES, SAMPLES, BAD, EPOCH, DEALS, ENDS, MADE, OPTIMIZER, SEVERAL, RATES, OWN, SAME = range(12)
 _SAID: Final = 16
 # Of the deal: a head, then a lease for each round and member.
 LENGTH, SHORT, ROUNDS = range(3)

@@ -14,7 +14,6 @@ from speedo.actors.worker_actor import WorkerActor, scratch_of
 from speedo.engines.base import Engine
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.make import CAFFE
-from speedo.engines.native_failures import restore_stderr
 from speedo.engines.pycaffe import PycaffeEngine
 from speedo.engines.solver import read_solver
 from speedo.master.sharding import Sharding
@@ -22,6 +21,7 @@ from speedo.master.slots import Roster
 from speedo.run.config.run_config import make_config
 from speedo.run.prepare import run_settings
 from tests.support.nets import net_text, write_data, write_solver
+from tests.support.own_stderr import restore_stderr
 
 pytestmark = pytest.mark.caffe
 NOBODY = "redis://127.0.0.1:1/0"  # a store connects at its first call, and none is made here

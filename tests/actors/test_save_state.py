@@ -13,7 +13,6 @@ import pytest
 
 from speedo.actors.worker_actor import WorkerActor, scratch_of
 from speedo.engines.make import CAFFE
-from speedo.engines.native_failures import restore_stderr
 from speedo.engines.solver import read_solver
 from speedo.exchange.vector import Layout, as_bytes, header_for
 from speedo.master.slots import Assignment
@@ -23,6 +22,7 @@ from speedo.run.prepare import run_settings
 from speedo.run.settings import RunSettings
 from speedo.storage import PrivateRedis, RedisStore, keys
 from tests.support.nets import net_text, write_data, write_solver
+from tests.support.own_stderr import restore_stderr
 
 pytestmark = [pytest.mark.caffe, pytest.mark.redis]
 

@@ -17,13 +17,13 @@ from speedo.engines.native_failures import (
     describe_exit,
     fatal_line,
     last_words,
-    restore_stderr,
     signal_hint,
 )
 from speedo.engines.net_trial import check_in_subprocess
 from speedo.engines.solver import read_solver, solver_for_tester, solver_for_worker
 from speedo.errors import EngineError, SolverError
 from tests.support.nets import net_text, write_lmdb, write_solver
+from tests.support.own_stderr import restore_stderr
 
 GLOG = """WARNING: Logging before InitGoogleLogging() is written to STDERR
 F20261121 12:00:00.123456  4711 net.cpp:88] Check failed: a == b (1 vs. 2) Sizes differ

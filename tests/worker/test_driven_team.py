@@ -228,12 +228,10 @@ def test_who_steps_waits_for_those_that_accumulate_more(team: Callable[[int], Me
         if worker == 1:
             optimizer.gradients = [np.array([3, 0], np.float32), None]
         follows.append(team.come(came[1], 4))
-        if worker:
-            follows.append(team.come(Comes.STEP if worker == 1 else Comes.ASK))
+        follows.append(team.come(Comes.ASK if worker == 2 else Comes.STEP))
         return follows
 
-    mean, step = Follows.MEAN, Follows.STEP
-    assert members.all(one) == [[mean, step], [mean, mean, step], [mean, mean, step]]
+    assert members.all(one) == [[Follows.MEAN, Follows.MEAN, Follows.STEP]] * 3
     gradients = [one.gradients[0] for one in members.optimizers.values()]
     assert [None if own is None else own.tolist() for own in gradients] == [[3, 0]] * 3
 
@@ -357,7 +355,7 @@ def test_the_leader_deals_the_records_of_all(team: Callable[[int], Members]) -> 
     def ask(worker: int) -> tuple[list[Lease | None], NoLease | None]:
         team = members.teams[worker]
         assert team.come(Comes.ASK, epoch=3 * worker) is Follows.NOTHING
-        assert team.all_ask
+        assert team.deal_follows
         return team.dealt(deal)
 
     assert members.all(ask) == [
@@ -426,7 +424,7 @@ def test_if_nobody_steps_and_not_all_ask_each_comes_again(team: Callable[[int], 
 
     def come(worker: int) -> tuple[Follows, bool]:
         team = members.teams[worker]
-        return team.come(Comes.IDLE if worker else Comes.ASK), team.all_ask
+        return team.come(Comes.IDLE if worker else Comes.ASK), team.deal_follows
 
     assert members.all(come) == [(Follows.NOTHING, False)] * 2
 

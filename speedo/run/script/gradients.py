@@ -81,11 +81,10 @@ class GradientTurns:
         self.accumulates = False  # backward passes now are not exchanged
         self._averages = 0  # exchanges so far
         self._of_step: dict[int, int] = {}  # by optimizer, the exchanges before its last step
-        self._is_due = True  # gradients have come since the last exchange
-        self._batch, self._counted = (
-            1,
-            0,
-        )  # records of the last gradient, and those since the last step
+        self._is_due = False  # gradients have come since the last exchange, and no step
+        self._batch, self._counted = 1, 0  # records of the last gradient, and since the last step
+        # Records given since the last step, at the last pass, and whether steps have several batches.
+        self._at_pass, self._several = 0, False
         self._is_pending = False  # the others have a mean, and have not stepped with it
         self._is_stale = False  # the script has gradients of a turn that is lost
         self._is_void = False  # the turn was lost within the present forward or backward pass
@@ -116,10 +115,10 @@ class GradientTurns:
         """Begin a turn, of the team or alone."""
         assert self._worker is not None
         assert self._team is not None
-        self._is_pending = False
+        self._is_pending = self.lost = False
         if self._is_stale:
             self._gradients.forget()
-            self._is_stale = False
+            self._is_stale = self._is_due = False
         if command.team is None:
             self._worker.begin(command)
         else:
@@ -127,8 +126,8 @@ class GradientTurns:
 
     def note_weights(self) -> None:
         """The present turn ends."""
-        if self._in_team is not None:
-            self._in_team.note_weights()
+        if self.in_team is not None:
+            self.in_team.note_weights()
 
     def part(self, why: str) -> None:
         """The turn is lost."""
@@ -150,32 +149,34 @@ class GradientTurns:
 
         `run.share` has given this many records since the last step, 0 where it is not used.
         """
-        self._is_due = True
+        self._several |= self.accumulates or 0 < self._at_pass < given
+        self._is_due, self._at_pass = not self._is_void, given
         if self.accumulates or self.idle:
             return
         self.lost = self._is_void
         self._is_stale = self._is_void = False
-        if self.lost or not self._has_turn() or self._in_team is None:
-            return
+        if not self.lost and self._has_turn() and self.in_team is not None:
+            self._average(self.in_team, given)
+
+    def _average(self, team: DrivenTeam, given: int) -> None:
         # Another pass over the same records weighs as the last one.
         self._batch = given - self._counted if given > self._counted else self._batch
         self._counted, self._is_due = given, False
         self._averages += 1
+        team.several |= self._several
         try:
-            self._in_team.come(
-                Comes.GRADIENT, self._batch, self._epoch, wants_deal=self._wants_deal()
-            )
-            if self._in_team.deal_follows:
-                self._take_deal(self._in_team)
+            team.come(Comes.GRADIENT, self._batch, self._epoch, wants_deal=self._wants_deal())
+            if team.deal_follows:
+                self._take_deal(team)
         except SpeedoError as problem:
             self._lose(problem)
 
     def add_up(self, values: Vector) -> None:
         """Make it the sum of those of all workers that have a batch."""
-        if self._is_void or not self._has_turn() or self._in_team is None:
+        if self._is_void or not self._has_turn() or self.in_team is None:
             return
         try:
-            self._in_team.add_up(values)
+            self.in_team.add_up(values)
         except SpeedoError as problem:
             self._lose(problem)
             self._is_void = True
@@ -201,13 +202,16 @@ class GradientTurns:
         is_new = self._averages != self._of_step.get(number, 0)
         if not is_new or (self._is_due and not self.lost):  # no backward pass has brought them
             self.after_backward(given)
-        self._of_step[number] = self._averages
-        team = self._in_team
+        self._of_step[number], self._at_pass, self._is_due = self._averages, 0, False
+        team = self.in_team
         if team is not None and not self.lost:
             try:
                 team.require_finite()
-                if not team.is_complete:
-                    team.come(Comes.STEP, epoch=self._epoch, optimizer=number)
+                while not (team.is_complete and team.rounds > 1) and (
+                    team.come(Comes.STEP, epoch=self._epoch, optimizer=number) is Follows.MEAN
+                ):
+                    if team.deal_follows:
+                        self._take_deal(team)
             except SpeedoError as problem:
                 self._lose(problem)
         if self.lost:
@@ -236,14 +240,13 @@ class GradientTurns:
 
         The master gives this worker no other turn before its pause is over.
         """
-        team, self.leaves = self._in_team, True
+        team, self.leaves = self.in_team, True
         assert team is not None
         assert self._worker is not None
         try:
-            while True:
+            follows = Follows.MEAN
+            while follows not in (Follows.STEP, Follows.NOTHING):
                 follows = team.come(Comes.LEAVE, epoch=self._epoch)
-                if follows in (Follows.STEP, Follows.NOTHING):
-                    break
             if follows is Follows.STEP:
                 self._step_of_the_others(team)
             elif self._worker.steps:
@@ -269,17 +272,12 @@ class GradientTurns:
         return 0 if self._request is None else self._request.epoch
 
     @property
-    def in_team(self) -> bool:
-        """Whether the present turn is one of a team."""
-        return self._in_team is not None
-
-    @property
     def turn_ends(self) -> bool:
         """Whether the present turn ends with the present step, because a member of its team will pause."""
-        return self._in_team is not None and self._in_team.ends
+        return self.in_team is not None and self.in_team.ends
 
     @property
-    def _in_team(self) -> DrivenTeam | None:
+    def in_team(self) -> DrivenTeam | None:
         """The team, in a turn that is one of it."""
         return None if self._team is None or self._team.team is None else self._team
 
@@ -298,7 +296,7 @@ class GradientTurns:
         while self._is_pending or not (self._rows and self._rows[0] is not None):
             if not self._has_turn():
                 return NoLease.OVER
-            team = self._in_team
+            team = self.in_team
             if team is None:
                 self._is_pending = False
                 self._rows = deque(row for row in self._rows if row is not None)
@@ -321,6 +319,9 @@ class GradientTurns:
 
     def _come_for_none(self, team: DrivenTeam, request: LeaseRequest) -> NoLease | None:
         """Come without a gradient. Records that are dealt are in the rows then; an answer if there are none."""
+        if self._is_due:  # the others' next step may be before its own
+            self._average(team, self._share.given)
+            return None
         is_idle = bool(self._rows)
         follows = team.come(Comes.IDLE if is_idle else Comes.ASK, epoch=request.epoch)
         if follows is Follows.STEP:
@@ -366,14 +367,15 @@ class GradientTurns:
 
     def _deal(self, epoch: int) -> Dealt:
         """What the leader asks of the master for all."""
-        team, share, request = self._in_team, self._share, self._request
+        team, share, request = self.in_team, self._share, self._request
         assert team is not None
+        assert team.team is not None
         assert team.next_deal is not None
         assert request is not None
         # Who joins has nothing to train as long as the others have rows: so they have few.
         most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
         asked = replace(request, count=share.source.batch, epoch=epoch)
-        members = tuple(one[:2] for one in team.members)
+        members = tuple(one[:2] for one in team.team.members)
         try:
             return self._turns.deal(
                 DealRequest(team.next_deal, asked, members, most, share.source.drop_last)

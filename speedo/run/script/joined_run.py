@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -151,7 +151,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         self._weights, self._stepped, self._events = weights, stepped, events
         self._exchange, self._several = exchange, optimizers > 1
         self._iterations = Iterations(optimizers)
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
         self._turns: ScriptTurns | None = None  # none where the script runs by itself
         self._own = OwnBook()
         self._collectives = Collectives()
@@ -386,7 +386,7 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
         if folder := os.environ.get(VARIABLE):
             self._enter_run(folder)
         if self._stepped is not None:
-            self._hooks.append(self._stepped.on_step(self._step))
+            self._hooks.callback(self._stepped.on_step(self._step).remove)
         _now, _joined = self, True
         return self
 
@@ -414,8 +414,8 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
             lambda *call: gather(turns.start, turns.source, turns.paused, *call)
         )
         if turns.gradients is not None:
-            self._hooks.append(self._stepped.before_step(turns.before_step))
-            self._hooks.append(self._stepped.synchronised(turns.add_up))
+            self._hooks.callback(self._stepped.before_step(turns.before_step).remove)
+            self._hooks.callback(self._stepped.synchronised(turns.add_up).remove)
             turns.gradients.on_backward(turns.after_backward)
         if start.settings.epoch > 0:  # of a master that has resumed the run
             turns.go_on()
@@ -430,11 +430,10 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
     ) -> bool:
         global _now
         _now = None
-        for hook in self._hooks:
-            hook.remove()
         self._share.close()
         self._collectives.close()
         if self._turns is None:
+            self._hooks.close()
             if error is None:
                 self._check_steps()
             return False
@@ -449,10 +448,11 @@ class JoinedRun(AbstractContextManager["JoinedRun"]):
                         "the script left `with speedo.join(...)` without a step: train inside of it, with run.step() "
                         "or steps of the optimizer"
                     )
-                self._turns.done(self._events.look)
+                self._turns.done(self._events.look, self._hooks.close)
         except ConfigError as mistake:
             problem = mistake
             raise
         finally:
+            self._hooks.close()
             self._turns.close(problem)
         return ends

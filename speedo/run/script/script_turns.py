@@ -185,12 +185,13 @@ class ScriptTurns:
             )
         self.has_turn()
 
-    def done(self, meanwhile: Callable[[], None]) -> None:
-        """Publish what is left of the turn, wait for the end of the run, and take over what it came to."""
+    def done(self, meanwhile: Callable[[], None], unhook: Callable[[], None]) -> None:
+        """Publish what is left of the turn, `unhook` steps, wait for the end of the run, and take over its model."""
         self.hello(1)  # there were no records left for it
         worker = self.worker
         if self.gradients is not None and self._in_team:
             self.gradients.leave()  # the others' turn ends, too, and counts
+        unhook()
         if worker is not None and worker.command is not None and worker.steps:
             self.end()
         if self._publisher is not None:
@@ -375,7 +376,7 @@ class ScriptTurns:
 
     @property
     def _in_team(self) -> bool:
-        return self.gradients is not None and self.gradients.in_team
+        return self.gradients is not None and self.gradients.in_team is not None
 
     @contextmanager
     def paused(self, *, tests: bool = False) -> Iterator[Callable[[], None]]:

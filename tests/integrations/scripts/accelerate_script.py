@@ -1,6 +1,6 @@
 import torch
 from accelerate import Accelerator
-from small_net import EPOCHS, SGD, SLOW_S, Records, batch_size, net, rate_of_step, save
+from small_net import EPOCHS, SGD, Records, batch_size, net, rate_of_step, save
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
@@ -8,7 +8,7 @@ import speedo
 from speedo.integrations import IN_RUN
 from speedo.integrations.accelerate import joined
 
-accelerator, model = Accelerator(gradient_accumulation_steps=1 if SLOW_S else 2), net()
+accelerator, model = Accelerator(gradient_accumulation_steps=2), net()
 sgd = SGD(model.parameters())
 scheduler = torch.optim.lr_scheduler.LambdaLR(sgd, rate_of_step)
 model, optimizer, loader = accelerator.prepare(model, sgd, DataLoader(Records(), batch_size()))
