@@ -28,7 +28,7 @@ from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
 from speedo.exchange.channel import first_line
 from speedo.exchange.channel_relay import ChannelRelay
-from speedo.exchange.lease import DealRequest, LeaseRequest, NotDealt
+from speedo.exchange.lease import Claim, DealRequest, LeaseRequest, NotDealt
 from speedo.exchange.vector import Layout
 from speedo.master.slots import Assignment, ServerAddress
 from speedo.messages import SaveState, StateSaved, Tested, Train
@@ -37,6 +37,7 @@ from speedo.run.script_job import FirstModel, ScriptJob
 from speedo.run.script_link import (
     PLACE,
     VARIABLE,
+    AtTest,
     Done,
     Failed,
     FromScript,
@@ -47,6 +48,8 @@ from speedo.run.script_link import (
     Serve,
     Start,
     StopRun,
+    TestLease,
+    TestPart,
     ToScript,
     TurnsEnded,
     address_in,
@@ -63,7 +66,17 @@ END_S: Final = 5.0  # for a script to end that has left the run
 RAISED_S: Final = 0.5  # the same, if it is known why; so long it has to write that into its log
 SAVED_S: Final = 30.0  # for a script to save its state; a checkpoint waits no longer for it
 LAST_LINE: Final = 4096  # bytes of a log in which the last line is looked for
-OF_TURNS: Final = (TurnsEnded, LeaseRequest, DealRequest, NotDealt)  # of a master that it knows
+# To a master that the script knows.
+OF_TURNS: Final = (
+    TurnsEnded,
+    Claim,
+    LeaseRequest,
+    DealRequest,
+    NotDealt,
+    AtTest,
+    TestLease,
+    TestPart,
+)
 ROOM: Final = 6  # threads: start, serve, turn, save_state, and two who ask
 
 

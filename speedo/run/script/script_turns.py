@@ -24,17 +24,16 @@ from speedo.errors import (
 )
 from speedo.exchange.channel import refusal
 from speedo.exchange.lease import Claim, Lease, LeaseRequest, NoLease
-from speedo.exchange.transfer import put_history, take_history
+from speedo.exchange.transfer import take_history
 from speedo.exchange.vector import Blob, Vector
 from speedo.master.slots import ServerAddress
 from speedo.messages import SaveState, StateSaved, Train
 from speedo.run.between_hosts import between_hosts_of
-from speedo.run.host_memory import too_little_memory
 from speedo.run.open_store import run_store
 from speedo.run.script.gradients import GradientTurns, exchanges_gradients
 from speedo.run.script.kept_state import ScriptState
 from speedo.run.script.publisher import Publisher
-from speedo.run.script.script_worker import host_folder, script_worker
+from speedo.run.script.script_worker import host_folder, put_first_weights, script_worker
 from speedo.run.script.shared_test import SharedTest
 from speedo.run.script.testing import Measure, center_tested, measured
 from speedo.run.script.turns import TurnSource
@@ -45,7 +44,6 @@ from speedo.worker.weights import Weights
 
 LOOK_S: Final = 0.2  # between two looks whether records came back
 LOST: Final = (MissingKeyError, PayloadError, StoreUnavailableError, TeamBrokenError)
-FIRST: Final = 0  # the version of the first weights in the store
 
 
 class ScriptTurns:
@@ -117,14 +115,9 @@ class ScriptTurns:
         """Tell the master what is trained, with this many records in a step, once; the steps before are kept."""
         if self.worker is not None or self.over:
             return
-        settings, place, layout = self.start.settings, self.start.place, self._weights.layout
+        layout = self._weights.layout
         assert self._first is not None
-        if place.worker == 0:
-            problem = too_little_memory(settings, layout.nbytes)
-            if problem and not place.redis_url:
-                raise ConfigError(f"{problem}: make room there, or install redis-server")
-            with closing(run_store(place.redis_url, settings)) as store:
-                put_history(store, settings.keyspace, 0, FIRST, self._first.tobytes())
+        put_first_weights(self.start, self._first)
         self._hello = Hello(layout.blobs, batch, self.gradients is not None)
         try:
             self._connect(self._hello)
@@ -332,6 +325,20 @@ class ScriptTurns:
         if self.gradients is not None:
             self.gradients.part(why)
 
+    def _has_moved(self, problem: TeamBrokenError) -> bool:
+        """Have a turn of the run's next master; False if the run is over. Raises the problem if it is another one."""
+        if not self.source.has_moved:
+            raise problem
+        pauses, self._pauses = self._pauses, False
+        self._drop(str(problem))
+        if not self.has_turn():
+            return False
+        if pauses:
+            self._drop("")
+            self.source.pause()
+        self._pauses = pauses
+        return True
+
     # ------------------------------------------------------------ between turns
 
     def between(self, *, goes_on: bool) -> AbstractContextManager[object]:
@@ -358,6 +365,16 @@ class ScriptTurns:
             return None
         if self.worker is None:
             raise ConfigError("run.test is called before the first run.share or run.step")
+        while True:
+            try:
+                return self._test(number, measure, data, batch)
+            except TeamBrokenError as problem:
+                if not self._has_moved(problem):
+                    return None
+
+    def _test(
+        self, number: int, measure: Measure, data: Any, batch: int | None
+    ) -> dict[str, float] | None:
         part = None
         if data is not None:
             part = SharedTest(self.source, data, batch, self.start.settings.workers)
@@ -371,8 +388,8 @@ class ScriptTurns:
                 return None
             once = partial(measured, measure, self._module)
             whole = once if part is None else partial(part.metrics, once, say_again)
-            alone = part is None
-            return center_tested(self.worker, self.source, version, whole, alone=alone)
+            assert self.worker is not None
+            return center_tested(self.worker, self.source, version, whole, alone=part is None)
 
     @property
     def _in_team(self) -> bool:
@@ -406,11 +423,9 @@ class ScriptTurns:
         """Put this worker's state into the store, for a checkpoint."""
         assert self.worker is not None
         place, settings = self.start.place, self.start.settings
-        store = run_store(place.redis_url, settings)  # the worker's may just fetch the next center
-        try:
+        # The worker's store may just fetch the next center.
+        with closing(run_store(place.redis_url, settings)) as store:
             return self._kept.put(command, place, store, settings.keyspace, self.worker.samples)
-        finally:
-            store.close()
 
     # ------------------------------------------------------------ records
 
@@ -423,16 +438,8 @@ class ScriptTurns:
                 waits = answer is NoLease.WAIT and (self._publisher is None or request.epochs > 0)
                 return answer if waits or isinstance(answer, Lease) else NoLease.OVER
             return self.gradients.lease(request)
-        except TeamBrokenError as problem:  # the run has another master
-            pauses, self._pauses = self._pauses, False
-            self._drop(str(problem))
-            if not self.has_turn():
-                return NoLease.OVER
-            if pauses:
-                self._drop("")
-                self.source.pause()
-            self._pauses = pauses
-            return self._lease(request)
+        except TeamBrokenError as problem:
+            return self._lease(request) if self._has_moved(problem) else NoLease.OVER
         except (EOFError, OSError):
             print("speedo: the run is gone", file=sys.stderr)
             self.over = True

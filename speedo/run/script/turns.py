@@ -75,6 +75,11 @@ class TurnSource:
         self._commands = self._channel.commands()
         return answer.servers
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether the run has another master, whose turns this worker does not take yet."""
+        return self._next is not None
+
     def another_master(self) -> Start | None:
         """Wait for the run's next master, once the channel has ended; None if the run is over instead."""
         with suppress(EOFError, OSError, TeamBrokenError):
