@@ -366,6 +366,13 @@ class TeamGivenUp:
 
 
 @record
+class WorkersMissing:
+    """Fewer workers are there than a step needs, as `problem` says: none is made. Empty once enough are back."""
+
+    problem: str
+
+
+@record
 class Divided:
     """From now on `workers` read these `records` of the batch, of `unit` samples each; `samples` are merged so far."""
 
@@ -426,7 +433,9 @@ class Finish:
 AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 
 Command = Train | Evaluate | SaveState
-Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+Changes = (
+    Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | WorkersMissing | Finish
+)
 Action = Changes | Train | Evaluate
 
 

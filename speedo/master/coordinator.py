@@ -20,6 +20,8 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
   or end; its payload is the center that it made.
 - *Another master's workers* (`speedo.master.returning`) are taken in together, once they are back.
+- *Too few workers* (`--min-workers`, above 1): no turn is issued and nothing is merged. A result that comes then is
+  discarded, and so is the whole of a round that was under way.
 - *Leaving* (`speedo.master.leaving`). Who is to leave gets no other turn; its present ones may end early, as their
   results say. A stretch ends early for all its members, after the same round.
 - *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
@@ -64,6 +66,7 @@ from speedo.messages import (
     Tested,
     Trained,
 )
+from speedo.sgd_modes.base import Rounds
 from speedo.sgd_modes.turn_length import as_turn_length
 
 STRIKES = 3  # refused results in a row after which a worker is set aside
@@ -74,9 +77,7 @@ class Coordinator(ReturningBook):
     """One run's books. `version` and `samples` start where a resumed run left them."""
 
     stopping: Stopping = field(default_factory=Stopping)
-    started: bool = False  # as many workers as were planned have been there
     _more: bool = False
-    _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
     _aside: dict[int, str] = field(default_factory=dict)  # who was set aside, and why
     _tests: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, samples
     _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
@@ -84,20 +85,9 @@ class Coordinator(ReturningBook):
     # ------------------------------------------------------------ questions
 
     @property
-    def short_of_workers(self) -> bool:
-        """Whether the run stands still until more workers join."""
-        return not self.finished and len(self.members) < self._needed
-
-    @property
     def expected(self) -> Iterable[int]:
         """The workers that another master would wait for."""
         return {*self.members, *self.awaited} if self.started else range(self.plan.workers)
-
-    @property
-    def _needed(self) -> int:
-        """How many workers must be there; not those whose work is done."""
-        needed = self.plan.min_workers if self.started else self.plan.workers
-        return max(1, needed - sum(self._left.values()))
 
     # ------------------------------------------------------------ events
 
@@ -142,6 +132,7 @@ class Coordinator(ReturningBook):
         return actions
 
     def _settle(self, actions: list[Action]) -> None:
+        self._say_who_is_missing(actions)
         if not self.finished and not self.awaited:
             self._wake(actions)
             if self.complete and not self.finished:
@@ -171,6 +162,8 @@ class Coordinator(ReturningBook):
         self._is_gone(event.worker)
         self._left[event.worker] = event.done
         self._samples_per_step -= member.samples_per_step
+        if self._makes_no_step and isinstance(self.strategy, Rounds):
+            self.strategy.on_shortage()
         self._withdraw(event.worker, member, event.cause, actions)
         self._parked.discard(event.worker)
         all_left = not self.members and len(self._left) >= self.plan.workers
@@ -256,9 +249,16 @@ class Coordinator(ReturningBook):
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].strikes = 0
         self._held[unit] = Held(parts, rule, self.strategy.local_steps)
-        samples = sum(part.samples for part in parts)
-        staleness = max(part.staleness for part in parts)
-        self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
+        if self._makes_no_step:
+            self._discard(unit, self._missing, actions)
+            if stretch is not None:
+                self._dissolve(self._teams[unit], actions)
+            else:
+                self._withdraw(unit, member, self._missing, actions)
+        else:
+            samples = sum(part.samples for part in parts)
+            staleness = max(part.staleness for part in parts)
+            self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
         if stretch is not None:
             self._let_go(stretch, actions)
 
