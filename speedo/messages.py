@@ -235,7 +235,6 @@ class Team:
 
     @property
     def leader(self) -> int:
-        """The worker that publishes."""
         return self.members[0][0]
 
     @property
@@ -366,8 +365,8 @@ class TeamGivenUp:
 
 
 @record
-class WorkersMissing:
-    """Fewer workers are there than a step needs, as `problem` says: none is made. Empty once enough are back."""
+class Waiting:
+    """Too few workers are there to make a step, as `problem` says; empty once enough are back."""
 
     problem: str
 
@@ -433,9 +432,7 @@ class Finish:
 AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 
 Command = Train | Evaluate | SaveState
-Changes = (
-    Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | WorkersMissing | Finish
-)
+Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | Waiting | Finish
 Action = Changes | Train | Evaluate
 
 

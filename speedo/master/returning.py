@@ -7,12 +7,13 @@ workers, would merge it with that of one worker, and a round would be closed wit
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from speedo.master.reasons import waits_for_workers
 from speedo.master.teams import Stretch
 from speedo.master.turn_book import Turn, TurnBook
-from speedo.messages import Action, Decision, Event, Joined, Refused, Trained, WorkersMissing
+from speedo.messages import Action, Decision, Event, Joined, Refused, Trained, Waiting
 
 
 @dataclass
@@ -26,8 +27,13 @@ class ReturningBook(TurnBook):
     started: bool = False  # as many workers as were planned have been there
     awaited: set[int] = field(default_factory=set)
     _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
-    _missing: str = ""  # the last `WorkersMissing`
+    _missing: str = ""  # the last `Waiting`
     _brought: dict[int, tuple[Trained, int]] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> Iterable[int]:
+        """The workers that another master would wait for."""
+        return {*self.members, *self.awaited} if self.started else range(self.plan.workers)
 
     @property
     def short_of_workers(self) -> bool:
@@ -51,7 +57,7 @@ class ReturningBook(TurnBook):
             return
         words = waits_for_workers(len(self.members), self._needed)
         self._missing = "" if self._missing else words
-        actions.append(WorkersMissing(self._missing))
+        actions.append(Waiting(self._missing))
 
     def _is_back(self, event: Joined) -> None:
         self.awaited.discard(event.worker)

@@ -35,7 +35,7 @@ from speedo.messages import (
     TeamGivenUp,
     Tested,
     Trained,
-    WorkersMissing,
+    Waiting,
 )
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS
@@ -64,7 +64,7 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     SetAside: ("set-aside", ("worker", "reason")),
     Divided: ("divided", ("workers", "records", "reason")),
     TeamGivenUp: ("team-given-up", ("workers", "reason")),
-    WorkersMissing: ("workers", ("problem",)),
+    Waiting: ("workers", ("problem",)),
     KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
     Finish: ("finish", ("complete", "reason", "trained_again", "left_out")),
 }

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from functools import cache, cached_property
-from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
+from typing import Any, Protocol, get_args, get_type_hints
 
 from speedo.messages import Decision, Kind, Result
 from speedo.sgd_modes.rules import MergeRule
@@ -47,15 +47,6 @@ class Strategy(Protocol):
 
     def on_leave(self, worker: int) -> Decision:
         """This worker has left; a result of it that was not merged yet may still be merged."""
-        ...
-
-
-@runtime_checkable
-class Rounds(Strategy, Protocol):
-    """One that merges results together."""
-
-    def on_shortage(self) -> None:
-        """Too few workers are there, before `on_leave` of the last: nothing of the present round may be merged."""
         ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from speedo.messages import NOTHING, Decision, Result
-from speedo.sgd_modes.base import Length, Rounds, Strategy
+from speedo.sgd_modes.base import Length, Strategy
 from speedo.sgd_modes.phases import Phase
 from speedo.sgd_modes.rules import MergeRule
 
@@ -56,10 +56,6 @@ class Hybrid:
         self.live.discard(worker)
         self.training.discard(worker)
         return self._settle(self.inner.on_leave(worker))
-
-    def on_shortage(self) -> None:
-        if isinstance(self.inner, Rounds):
-            self.inner.on_shortage()
 
     def on_test(self, metrics: Mapping[str, float], samples_since: int) -> Decision:
         until, is_own = self.phase.until, samples_since < self.merged  # some of its work is tested

@@ -20,15 +20,12 @@ BACKUP_WORKERS = Option(
     "Close a round when all but N workers have reported.", Whole(0, LARGEST_COUNT),
     source="every result counts", below_workers="a round would wait for no worker")  # fmt: skip
 
-SHORT = "in the midst of its round fewer workers were left than --min-workers"
-
 
 @dataclass
 class Synchronous:
     """Hold results until all but `backup_workers` of the round have reported; then merge once, and let all train.
 
     `awaited` have not reported for the round; the `late` ones among them still have a turn of a round that was closed.
-    What is delivered for a `void` round is not merged.
     """
 
     rule: MergeRule
@@ -39,7 +36,6 @@ class Synchronous:
     awaited: set[int] = field(default_factory=set)
     late: set[int] = field(default_factory=set)
     delivered: list[int] = field(default_factory=list)
-    void: bool = False
 
     def on_join(self, workers: tuple[int, ...]) -> Decision:
         """It takes part from the next round, which begins now if no worker trains."""
@@ -65,9 +61,6 @@ class Synchronous:
         self.awaited.discard(worker)
         return self._close_when_enough()
 
-    def on_shortage(self) -> None:
-        self.void = bool(self.delivered or self.awaited - self.late)
-
     def _close_when_enough(self) -> Decision:
         """Close the round if one has reported and at most `backup_workers` are missing, or all awaited are `late`."""
         missing = len(self.awaited)
@@ -76,11 +69,9 @@ class Synchronous:
         return self._close_round()
 
     def _close_round(self) -> Decision:
-        void, self.void = self.void, False
-        found, self.delivered = tuple(sorted(self.delivered)), []
+        merge, self.delivered = tuple(sorted(self.delivered)), []
         self.late, self.awaited = self.awaited, set(self.live)
-        train = tuple(sorted(self.live - self.late))
-        return Decision(found if void else (), () if void else found, train, SHORT)
+        return Decision(merge=merge, train=tuple(sorted(self.live - self.late)))
 
 
 MODE = Mode(

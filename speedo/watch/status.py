@@ -28,7 +28,7 @@ from speedo.messages import (
     Testing,
     Train,
     Trained,
-    WorkersMissing,
+    Waiting,
 )
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.system.runs_at import RunsAt
@@ -345,7 +345,7 @@ class StatusBoard:
                 self.given_up.redistributed(len(action.workers), self.iteration)
             case TeamGivenUp():
                 self.notice(f"warning: {action.reason}")
-            case WorkersMissing():
+            case Waiting():
                 self.notice(
                     f"warning: the run {action.problem}" if action.problem else WORKERS_BACK
                 )

@@ -25,8 +25,8 @@ class ModeCheck:
     def gone(self, worker: int) -> None:
         """A worker left, or its result was refused, which ends whatever held it in this mode."""
 
-    def too_few(self) -> None:
-        """A worker leaves, and fewer are there than have to be."""
+    def void(self, part: Part) -> None:
+        """It is discarded, as too few workers were there meanwhile."""
 
     def merging(self, parts: Sequence[Part]) -> None:
         self.books.require(len(parts) == 1, "merged together", parts)
@@ -53,7 +53,7 @@ class SyncCheck(ModeCheck):
         self.backups = options.get("backup_workers", 0)
         self.closed: set[int] = set()  # tickets of turns that a round was closed without
         self.returned: tuple[int, int] | None = None  # event, and who brought such a turn in it
-        self.void = False
+        self.void_at = -1  # the event in which a round was closed of which nothing was merged
 
     def merging(self, parts: Sequence[Part]) -> None:
         books = self.books
@@ -61,13 +61,16 @@ class SyncCheck(ModeCheck):
         books.require(missing <= self.backups, "the round closes while some train", *books.turns)
         found = {(part.worker, part.incarnation, part.ticket) for part in parts}
         books.require(found == set(books.held), "not the whole round", parts, *books.held)
-        books.require(not self.void, "too few were there meanwhile", *parts)
         stale = self.closed.intersection(part.ticket for part in parts)
         books.require(not stale, "merged after its round was closed", *stale)
         self.closed = {turn.train.ticket for turn in books.turns.values()}
 
-    def too_few(self) -> None:
-        self.void = bool(self.books.held or self._trained_for())
+    def void(self, part: Part) -> None:
+        """So is the whole of its round."""
+        self.returned = (self.books.events, part.worker)
+        if part.ticket not in self.closed:
+            self.returned, self.void_at = None, self.books.events
+            self.closed = {turn.train.ticket for turn in self.books.turns.values()}
 
     def _trained_for(self) -> list[Turn]:
         """The turns whose results the round waits for."""
@@ -78,8 +81,10 @@ class SyncCheck(ModeCheck):
         self.returned = (self.books.events, part.worker)
         if part.ticket in self.closed:
             return True
-        self.closed = {turn.train.ticket for turn in self.books.turns.values()}
-        return self.void
+        void = {ticket for _, _, ticket in self.books.held} & self.books.void
+        if void:
+            self.void(part)
+        return self.void_at == self.books.events
 
     def training(self, worker: int) -> None:
         super().training(worker)
@@ -89,14 +94,12 @@ class SyncCheck(ModeCheck):
         books.require(not books.held, "a new round before the merge", *books.held)
         late = [turn.train for turn in self._trained_for() if turn.event != books.events]
         books.require(not late, "a round within a round", worker, *late)
-        self.void = False
 
     def event_ends(self) -> None:
         """Results wait only for more than the backups."""
         books = self.books
         waits = not books.held or len(books.turns) > self.backups
         books.require(waits, "the round is not closed", *books.held)
-        self.void &= bool(books.held or self._trained_for())
 
 
 class PartialCheck(ModeCheck):

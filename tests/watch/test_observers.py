@@ -35,7 +35,7 @@ from speedo.messages import (
     TeamGivenUp,
     Train,
     Trained,
-    WorkersMissing,
+    Waiting,
 )
 from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_result, write_whole
 from speedo.run_dir.metrics_log import MetricsLog
@@ -302,8 +302,8 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
     log.did(SetAside(0, 1, "bad results"), 104.0)
     log.saw(Left(1, 2, "killed"), 105.0)
     log.did(TeamGivenUp((0, 2), "they cannot meet"), 105.5)
-    log.did(WorkersMissing(WAITS), 105.6)
-    log.did(WorkersMissing(""), 105.7)
+    log.did(Waiting(WAITS), 105.6)
+    log.did(Waiting(""), 105.7)
     log.did(Finish(False, "no workers", 2, 1), 106.0)
     assert lines(tmp_path) == [
         {"time": 0.0, "event": "joined", "worker": 0, "incarnation": 1},
@@ -326,9 +326,9 @@ def test_a_team_that_is_given_up_is_told_once(board: StatusBoard) -> None:
 
 
 def test_a_run_that_waits_for_workers_says_so_once_and_is_seen_to_wait(board: StatusBoard) -> None:
-    board.did(WorkersMissing(WAITS), 1.0)
+    board.did(Waiting(WAITS), 1.0)
     assert (board.state, board.status(1.0).notices) == (WAITS, (f"warning: the run {WAITS}",))
-    board.did(WorkersMissing(""), 2.0)
+    board.did(Waiting(""), 2.0)
     assert (board.state, board.status(2.0).notices[1:]) == ("training", (WORKERS_BACK,))
 
 

@@ -23,7 +23,7 @@ from speedo.messages import (
     Tested,
     Train,
     Trained,
-    WorkersMissing,
+    Waiting,
 )
 
 
@@ -88,7 +88,7 @@ class Trace:
                 text = action.reason
             case TeamGivenUp():
                 text = f"give up the team of workers {action.workers}: {action.reason}"
-            case WorkersMissing():
+            case Waiting():
                 text = action.problem or "enough workers are back"
             case Finish():
                 text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
