@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Final
 
 from speedo.system.records import record
 from speedo.system.runs_at import RunsAt
@@ -428,8 +427,6 @@ class Finish:
     trained_again: int = 0  # records whose result was not merged
     left_out: int = 0  # those that nobody trained again
 
-
-AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 
 Command = Train | Evaluate | SaveState
 Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | Waiting | Finish

@@ -37,13 +37,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from speedo.master.plan import crossed
-from speedo.master.reasons import ALL_DONE, RUN_OVER, team_given_up, waits_for_workers
+from speedo.master.reasons import ALL_DONE, AT_MAX_ITER, RUN_OVER, team_given_up, waits_for_workers
 from speedo.master.returning import ReturningBook
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, drop_of
 from speedo.messages import (
-    AT_MAX_ITER,
     Action,
     Decision,
     Elapsed,

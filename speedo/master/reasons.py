@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 ALL_DONE: Final = "every script has ended"
+AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 ALL_TRAINED: Final = "every record of every epoch is trained"
 RUN_OVER: Final = "the run is over"  # why a result that came, or was held, is not merged
 OVERDUE: Final = "much longer than any turn so far"

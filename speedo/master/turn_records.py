@@ -19,9 +19,8 @@ from typing import Final
 from speedo.errors import CheckpointError
 from speedo.exchange.lease import Lease, LeaseRequest, divided
 from speedo.master.lease_book import LeaseBook
-from speedo.master.reasons import RUN_OVER
+from speedo.master.reasons import AT_MAX_ITER, RUN_OVER
 from speedo.messages import (
-    AT_MAX_ITER,
     Action,
     Divided,
     Drop,
