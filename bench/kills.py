@@ -9,7 +9,8 @@ LeNet of PyTorch in a script. Faults come by a seeded Poisson process, every `--
 an hour. SIGKILL gets a worker (of a script: the script's process), the master's process, Redis, Ray's GCS, a raylet,
 what keeps a host's workers, a host's command, a server, or all that runs on a host; `frozen` is a worker that gets
 SIGSTOP, and goes on after 20 s if it is still there; `link` takes a host off the network for 20 s. The host of the
-master stays, and so does `speedo master` itself.
+master stays, and so does `speedo master` itself. `notice`, which is there with `--only` alone, is SIGTERM to a host's
+command, which has 30 s to hand in what it has; the loop starts another one then.
 
 Goodput: records that were merged and not undone, against the undisturbed run, for the same wall time. A pause is the
 longest time without a merge after a fault; faults during a pause are part of it. What a fault has `lost` are the
@@ -46,6 +47,7 @@ from bench.support.machine import heading
 from bench.support.processes import MARK, child, end_by_signals, last_words, processes
 from bench.support.runs import START_S
 from bench.support.timed import FIRST_TURNS, Follower
+from speedo.master.reasons import RUN_OVER
 from speedo.run_dir.directory import CHECKPOINTS, METRICS
 from tests.support.bundled_nets import Bench
 from tests.support.invariants import broken, read_lines
@@ -53,6 +55,8 @@ from tests.support.network import Host, network
 
 KINDS: Final = ("worker", "master", "redis", "GCS", "raylet", "keeper", "host command")
 OTHERS: Final = ("host", "frozen", "link", "server")
+NOTICE: Final = "notice"
+NOTICE_S: Final = 30.0  # as of Google and Azure
 AWAY_S: Final = 20.0  # frozen, or off the network
 SCRIPT: Final = Path(__file__).with_name("support") / "own_loop_script.py"
 RECORDS: Final = 6400  # of the script
@@ -92,6 +96,8 @@ class Seen:
     """What was seen of a run: records merged in `seconds`, what was killed, and what went wrong.
 
     `present_s` has the seconds in which so many workers were in the run, `merged` the records merged meanwhile.
+    `unmerged` counts the results that were not merged, by decision; `left_out` are their records that nobody trains
+    again, `again` those that somebody did.
     """
 
     seconds: float = 0.0
@@ -100,6 +106,9 @@ class Seen:
     present_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     merged: Counter[int] = field(default_factory=Counter)
     restarts: int = 0
+    unmerged: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
+    again: int = 0
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -117,6 +126,14 @@ class Seen:
             one.missed |= here < workers
             if one.missed and one.back_s is None and here == workers:
                 one.back_s = now - one.at
+
+    def count(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Take from the run's log what was not merged before its end."""
+        for line in lines:
+            if line["event"] == "result" and line["decision"] != "merged":
+                self.unmerged[line["decision"]] += line["reason"] != RUN_OVER
+            elif line["event"] == "finish":
+                self.left_out, self.again = line["left_out"], line["trained_again"]
 
 
 class Faults:
@@ -155,7 +172,7 @@ class Faults:
             self._away.add(host.name)
             self._ends.append((now + AWAY_S, partial(self._plug_in, host)))
             return kind
-        name = "worker" if kind == "frozen" else kind
+        name = {"frozen": "worker", NOTICE: "host command"}.get(kind, kind)
         victims = sorted(processes(name, self._mark), key=lambda one: one.pid)
         if not victims:
             return None
@@ -164,6 +181,9 @@ class Faults:
             if kind == "frozen":
                 victim.suspend()
                 self._ends.append((now + AWAY_S, partial(_resume, victim)))
+                return kind
+            if kind == NOTICE:
+                victim.terminate()
                 return kind
             is_head = kind == "raylet" and HEAD in victim.cmdline()
             victim.kill()
@@ -225,6 +245,8 @@ def cluster(
                 str(part),
                 "--timeout",
                 "300",
+                "--grace",
+                str(NOTICE_S),
             )
             loop = ["sh", "-c", AGAIN, "sh", *host.inside, *speedo, *words, *script]
             out = stack.enter_context((folder / f"host-{number}.log").open("w"))
@@ -279,6 +301,7 @@ def run(asked: argparse.Namespace, mode: str, folder: Path, chance: random.Rando
         seen.seconds, seen.records = time.monotonic() - began, follower.samples - first
     lines = read_lines(run_dir / METRICS)
     seen.restarts = sum(line["event"] == "resumed" for line in lines)
+    seen.count(lines)
     seen.problems = broken(lines, None, gap_s=LONGEST_S)
     if asked.script:  # which says no loss
         seen.problems = [one for one in seen.problems if "the loss of ticket" not in one]
@@ -368,7 +391,7 @@ def main() -> int:
         "--every", type=float, default=5.0, metavar="S", help="mean time between faults"
     )
     often.add_argument("--faults", type=float, metavar="N", help="faults in an hour")
-    parser.add_argument("--only", nargs="+", choices=(*KINDS, *OTHERS), metavar="KIND")
+    parser.add_argument("--only", nargs="+", choices=(*KINDS, *OTHERS, NOTICE), metavar="KIND")
     parser.add_argument("--servers", default="0", metavar="K")
     parser.add_argument("--checkpoint-interval", type=float, default=5.0, metavar="S")
     parser.add_argument("--target", type=float, default=0.88, metavar="GOODPUT")
@@ -407,6 +430,12 @@ def main() -> int:
                 f"{seen.present:.2f} of {asked.workers} workers there ({calm.present:.2f} undisturbed), "
                 f"{seen.restarts} restarts of the master, "
                 f"{len(seen.problems)} broken promises",
+                flush=True,
+            )
+            found = ", ".join(f"{count} {name}" for name, count in seen.unmerged.items() if count)
+            print(
+                f"  results not merged: {found or 'none'}; "
+                f"records left out {seen.left_out}, trained again {seen.again}",
                 flush=True,
             )
             for problem in [*calm.problems, *seen.problems][:10]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Final
 
 from speedo.system.records import record
 from speedo.system.runs_at import RunsAt
@@ -235,7 +234,6 @@ class Team:
 
     @property
     def leader(self) -> int:
-        """The worker that publishes."""
         return self.members[0][0]
 
     @property
@@ -366,6 +364,13 @@ class TeamGivenUp:
 
 
 @record
+class Waiting:
+    """Too few workers are there to make a step, as `problem` says; empty once enough are back."""
+
+    problem: str
+
+
+@record
 class Divided:
     """From now on `workers` read these `records` of the batch, of `unit` samples each; `samples` are merged so far."""
 
@@ -423,10 +428,8 @@ class Finish:
     left_out: int = 0  # those that nobody trained again
 
 
-AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
-
 Command = Train | Evaluate | SaveState
-Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | Finish
+Changes = Merge | Drop | Divided | Snapshot | KeepBest | SetAside | TeamGivenUp | Waiting | Finish
 Action = Changes | Train | Evaluate
 
 

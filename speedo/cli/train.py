@@ -23,7 +23,7 @@ from speedo.cli.say import complain, say
 from speedo.cli.unforeseen import traceback_kept
 from speedo.data.remote.uris import uri_of
 from speedo.errors import ConfigError
-from speedo.messages import AT_MAX_ITER
+from speedo.master.reasons import AT_MAX_ITER
 from speedo.run.config.formats import parse_phase
 from speedo.run.config.run_config import MASTER, make_config
 from speedo.run_dir.checkpoint_file import checkpoints_in

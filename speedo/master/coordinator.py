@@ -20,6 +20,8 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
   or end; its payload is the center that it made.
 - *Another master's workers* (`speedo.master.returning`) are taken in together, once they are back.
+- *Too few workers* (`--min-workers`, above 1): no turn is issued and nothing is merged. What is held or under way when
+  they leave is discarded, also if its result comes after others are back.
 - *Leaving* (`speedo.master.leaving`). Who is to leave gets no other turn; its present ones may end early, as their
   results say. A stretch ends early for all its members, after the same round.
 - *Stopping.* `speedo.master.stopping` gets each test and the elapsed time, and may end the run as complete.
@@ -32,17 +34,15 @@ them out in order, all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedo.master.plan import crossed
-from speedo.master.reasons import ALL_DONE, RUN_OVER, team_given_up
+from speedo.master.reasons import ALL_DONE, AT_MAX_ITER, RUN_OVER, team_given_up, waits_for_workers
 from speedo.master.returning import ReturningBook
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
 from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, drop_of
 from speedo.messages import (
-    AT_MAX_ITER,
     Action,
     Decision,
     Elapsed,
@@ -74,30 +74,10 @@ class Coordinator(ReturningBook):
     """One run's books. `version` and `samples` start where a resumed run left them."""
 
     stopping: Stopping = field(default_factory=Stopping)
-    started: bool = False  # as many workers as were planned have been there
     _more: bool = False
-    _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
     _aside: dict[int, str] = field(default_factory=dict)  # who was set aside, and why
     _tests: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, samples
     _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
-
-    # ------------------------------------------------------------ questions
-
-    @property
-    def short_of_workers(self) -> bool:
-        """Whether the run stands still until more workers join."""
-        return not self.finished and len(self.members) < self._needed
-
-    @property
-    def expected(self) -> Iterable[int]:
-        """The workers that another master would wait for."""
-        return {*self.members, *self.awaited} if self.started else range(self.plan.workers)
-
-    @property
-    def _needed(self) -> int:
-        """How many workers must be there; not those whose work is done."""
-        needed = self.plan.min_workers if self.started else self.plan.workers
-        return max(1, needed - sum(self._left.values()))
 
     # ------------------------------------------------------------ events
 
@@ -142,6 +122,7 @@ class Coordinator(ReturningBook):
         return actions
 
     def _settle(self, actions: list[Action]) -> None:
+        self._say_who_is_missing(actions)
         if not self.finished and not self.awaited:
             self._wake(actions)
             if self.complete and not self.finished:
@@ -171,6 +152,8 @@ class Coordinator(ReturningBook):
         self._is_gone(event.worker)
         self._left[event.worker] = event.done
         self._samples_per_step -= member.samples_per_step
+        if self._makes_no_step:
+            self._let_nothing_count(actions)
         self._withdraw(event.worker, member, event.cause, actions)
         self._parked.discard(event.worker)
         all_left = not self.members and len(self._left) >= self.plan.workers
@@ -242,7 +225,7 @@ class Coordinator(ReturningBook):
         return None
 
     def _on_received(self, event: Receive, actions: list[Action]) -> None:
-        result, rule = event.result, event.rule
+        result, rule, void = event.result, event.rule, ""
         stretch = self._received_stretch(result)
         if stretch is not None:
             parts, unit = stretch.parts, stretch.unit
@@ -252,11 +235,13 @@ class Coordinator(ReturningBook):
             assert not isinstance(owed, str), owed
             member, turn = owed
             parts, unit = (self._end_turn(result, member, turn, result.worker),), member.unit
+            if void := turn.void:  # one given ahead begins with it
+                self._samples_in_flight -= member.end_all()
         for part in parts:
             if self._is_member(part.worker, part.incarnation):
                 self.members[part.worker].strikes = 0
-        self._held[unit] = Held(parts, rule, self.strategy.local_steps)
-        samples = sum(part.samples for part in parts)
+        self._held[unit] = Held(parts, rule, self.strategy.local_steps, void)
+        samples = 0 if void else sum(part.samples for part in parts)
         staleness = max(part.staleness for part in parts)
         self._carry_out(self.strategy.on_result(Result(unit, samples, staleness)), actions)
         if stretch is not None:
@@ -328,6 +313,17 @@ class Coordinator(ReturningBook):
         self._dissolve(team, actions)
         self._let_go(stretch, actions)
 
+    def _let_nothing_count(self, actions: list[Action]) -> None:
+        """Fewer workers are left than a step needs: neither what is held nor what is under way is merged."""
+        why = waits_for_workers(len(self.members), self._needed)
+        self._held = {unit: replace(one, void=why) for unit, one in self._held.items()}
+        if self._phased is not None:
+            self._phased.pending.clear()
+        for turn in [turn for member in self.members.values() for turn in member.turns]:
+            turn.void = why
+            if turn.stretch is not None and not turn.stretch.void:
+                self._void(turn.stretch, why, actions)
+
     def _let_go(self, stretch: Stretch, actions: list[Action]) -> None:
         """Members that have paused since they answered test what it came to; who had nothing more to train is gone."""
         for _ in range(0 if self.finished else stretch.tests):
@@ -350,7 +346,10 @@ class Coordinator(ReturningBook):
     def _carry_out(self, decision: Decision, actions: list[Action]) -> None:
         for worker in decision.discard:
             self._discard(worker, decision.why, actions)
-        if decision.merge:
+        void = next((why for unit in decision.merge if (why := self._held[unit].void)), "")
+        for worker in decision.merge if void else ():
+            self._discard(worker, void, actions)
+        if decision.merge and not void:
             self._merge(decision.merge, actions)
         if decision.train:
             self._to_train += decision.train

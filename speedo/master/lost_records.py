@@ -42,9 +42,9 @@ class LostRecords:
                     self._end(part.ticket)
             case Drop() if action.decision != "late":
                 lost = self._end(action.ticket)
-                self.left_out += lost if action.reason != RUN_OVER else 0
-                if action.decision == "refused":  # what it was given ahead is void as well
-                    self._lose(action.worker)
+                if action.reason != RUN_OVER:
+                    self.left_out += lost
+                    self._lose(action.worker)  # what it was given ahead is void as well
             case Finish():
                 return replace(action, left_out=self.left_out)
         return action

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 ALL_DONE: Final = "every script has ended"
+AT_MAX_ITER: Final = "reached max_iter"  # begins the reason if no rule has ended the run earlier
 ALL_TRAINED: Final = "every record of every epoch is trained"
 RUN_OVER: Final = "the run is over"  # why a result that came, or was held, is not merged
 OVERDUE: Final = "much longer than any turn so far"
@@ -18,7 +19,14 @@ def too_few_joined(live: int, wanted: int, waited_s: float) -> str:
 
 def too_few_left(live: int, needed: int, waited_s: float) -> str:
     """Why a run ended that had lost its workers."""
-    return f"{live} workers were left, {needed} are needed, and none joined within {waited_s:.0f} s"
+    text = f"{live} workers were left, {needed} are needed, and none joined within {waited_s:.0f} s"
+    remedy = "; go on with --resume, with as many workers or a smaller --min-workers"
+    return text + remedy * (needed > 1)
+
+
+def waits_for_workers(live: int, needed: int) -> str:
+    """Why nothing is trained and merged."""
+    return f"waits for workers: {live} of at least {needed} are there"
 
 
 def turn_overdue(waited_s: float) -> str:

@@ -7,11 +7,13 @@ workers, would merge it with that of one worker, and a round would be closed wit
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from speedo.master.reasons import waits_for_workers
 from speedo.master.teams import Stretch
 from speedo.master.turn_book import Turn, TurnBook
-from speedo.messages import Decision, Event, Joined, Refused, Trained
+from speedo.messages import Action, Decision, Event, Joined, Refused, Trained, Waiting
 
 
 @dataclass
@@ -22,8 +24,40 @@ class ReturningBook(TurnBook):
     worker, each with the version that it began from.
     """
 
+    started: bool = False  # as many workers as were planned have been there
     awaited: set[int] = field(default_factory=set)
+    _left: dict[int, bool] = field(default_factory=dict)  # who left, and whether its work is done
+    _missing: str = ""  # the last `Waiting`
     _brought: dict[int, tuple[Trained, int]] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> Iterable[int]:
+        """The workers that another master would wait for."""
+        return {*self.members, *self.awaited} if self.started else range(self.plan.workers)
+
+    @property
+    def short_of_workers(self) -> bool:
+        """Whether the run stands still until more workers join."""
+        return not self.finished and len(self.members) < self._needed
+
+    @property
+    def _makes_no_step(self) -> bool:
+        """Whether fewer workers are there than may make a step, where one alone may not."""
+        return self.started and self.plan.min_workers > 1 and self.short_of_workers
+
+    @property
+    def _needed(self) -> int:
+        """How many workers must be there; not those whose work is done."""
+        needed = self.plan.min_workers if self.started else self.plan.workers
+        return max(1, needed - sum(self._left.values()))
+
+    def _say_who_is_missing(self, actions: list[Action]) -> None:
+        """Once when too few are there, and once when enough are back."""
+        if self._makes_no_step == bool(self._missing) or self.finished:
+            return
+        words = waits_for_workers(len(self.members), self._needed)
+        self._missing = "" if self._missing else words
+        actions.append(Waiting(self._missing))
 
     def _is_back(self, event: Joined) -> None:
         self.awaited.discard(event.worker)

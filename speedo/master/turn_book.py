@@ -38,7 +38,8 @@ from speedo.system.records import record
 class Turn:
     """A turn that its worker still owes the result of.
 
-    `samples` are those of its steps, of `per_step` each; of fewer if it `may_end_early`.
+    `samples` are those of its steps, of `per_step` each; of fewer if it `may_end_early`. `void` is why it counts for
+    nothing, empty if it counts.
     """
 
     ticket: int
@@ -48,6 +49,7 @@ class Turn:
     stretch: Stretch | None = None
     per_step: int = 1
     may_end_early: bool = False
+    void: str = ""
 
 
 @record
@@ -130,6 +132,7 @@ class Held:
     parts: tuple[Part, ...]
     rule: MergeRule
     length: Length = 1  # of the turns of its phase
+    void: str = ""  # why they are not merged
 
 
 @record

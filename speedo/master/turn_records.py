@@ -19,9 +19,8 @@ from typing import Final
 from speedo.errors import CheckpointError
 from speedo.exchange.lease import Lease, LeaseRequest, divided
 from speedo.master.lease_book import LeaseBook
-from speedo.master.reasons import RUN_OVER
+from speedo.master.reasons import AT_MAX_ITER, RUN_OVER
 from speedo.messages import (
-    AT_MAX_ITER,
     Action,
     Divided,
     Drop,
@@ -232,8 +231,8 @@ class TurnRecords:
         self.again += sum(map(len, self.book.of_ticket(action.ticket)))
         self.book.dropped(action.ticket)
         for ticket, given in list(self._turns.items()):
-            # Who was refused owes no result of a turn that it was given ahead.
-            also = action.decision == "refused" and given.worker == action.worker
+            # It owes no result of a turn that it was given ahead, which begins with this one.
+            also = action.decision != "late" and given.worker == action.worker
             if ticket == action.ticket or also:
                 del self._turns[ticket]
                 self._return(given, given.records)

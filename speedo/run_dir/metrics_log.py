@@ -35,6 +35,7 @@ from speedo.messages import (
     TeamGivenUp,
     Tested,
     Trained,
+    Waiting,
 )
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.run_dir.directory import METRICS
@@ -63,6 +64,7 @@ LINES: Final[Mapping[type, tuple[str, tuple[str, ...]]]] = {
     SetAside: ("set-aside", ("worker", "reason")),
     Divided: ("divided", ("workers", "records", "reason")),
     TeamGivenUp: ("team-given-up", ("workers", "reason")),
+    Waiting: ("workers", ("problem",)),
     KeepBest: ("best", ("version", "iteration", "output", "value", "problem")),
     Finish: ("finish", ("complete", "reason", "trained_again", "left_out")),
 }

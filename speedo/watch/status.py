@@ -28,6 +28,7 @@ from speedo.messages import (
     Testing,
     Train,
     Trained,
+    Waiting,
 )
 from speedo.run_dir.checkpoint_file import Counters
 from speedo.system.runs_at import RunsAt
@@ -39,6 +40,7 @@ NOTICES = 20  # of the latest that a status carries
 STORE_BACK: Final = "the store is back: training continues"
 NO_WORKER_WAITS: Final = "no worker waits for the store any longer"
 CHECKPOINTS_BACK: Final = "checkpoints are written again"
+WORKERS_BACK: Final = "enough workers are back: training continues"
 LOG_BACK: Final = "the run log is written again, with every line that waited"
 WHERE: Final = ("process", "threads", "cores", "device")  # of `RunsAt`, in a worker's status
 RECENT_S = 10.0  # images/s and losses are means over this many of the latest seconds
@@ -343,6 +345,11 @@ class StatusBoard:
                 self.given_up.redistributed(len(action.workers), self.iteration)
             case TeamGivenUp():
                 self.notice(f"warning: {action.reason}")
+            case Waiting():
+                self.notice(
+                    f"warning: the run {action.problem}" if action.problem else WORKERS_BACK
+                )
+                self.state = action.problem or "training"
             case Finish():
                 self.state, self.finishing = "testing the last version", True
             case _:

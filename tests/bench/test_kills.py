@@ -64,6 +64,20 @@ def test_a_fault_is_over_once_all_workers_are_back() -> None:
     assert [one.back_s for one in seen.kills] == [2.0, None]
 
 
+def test_results_that_were_not_merged_are_counted_but_not_those_of_the_end() -> None:
+    seen = Seen()
+    drops = (("late", "its ticket is not outstanding"), ("discarded", "the run is over"))
+    lines = [{"event": "result", "decision": name, "reason": why} for name, why in drops]
+    seen.count(
+        [
+            *lines,
+            {"event": "result", "decision": "merged"},
+            {"event": "finish", "left_out": 3, "trained_again": 4},
+        ]
+    )
+    assert (+seen.unmerged, seen.left_out, seen.again) == (Counter(late=1), 3, 4)
+
+
 def test_each_record_of_an_epoch_that_is_over_counts_once_and_what_was_undone_not_at_all() -> None:
     def merged(version: int, *records: tuple[int, int, int]) -> dict[str, object]:
         return {"event": "result", "decision": "merged", "version": version, "records": records}

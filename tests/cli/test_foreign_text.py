@@ -29,7 +29,8 @@ from speedo.launch.launcher import Launcher
 from speedo.launch.picture import HostsPicture
 from speedo.launch.protocol import EventError, event, read_event
 from speedo.launch.read_cluster import cluster_of
-from speedo.messages import AT_MAX_ITER, Finish, Left
+from speedo.master.reasons import AT_MAX_ITER
+from speedo.messages import Finish, Left
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import EventReader
 from speedo.system.foreign_text import MOST_TEXT, clean_lines, clean_text, clean_values

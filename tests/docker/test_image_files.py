@@ -126,6 +126,11 @@ def test_compose_has_a_master_and_three_workers_of_one_image() -> None:
     assert services["worker"]["deploy"]["replicas"] == 3
     assert services["master"]["command"][:3] == ["master", "master", "3"]
     assert services["worker"]["command"] == ["worker", "master"]
+    # Docker kills 10 s after SIGTERM, unless told; a worker hands in what it has within 25 s.
+    assert (services["worker"]["stop_grace_period"], services["master"]["stop_grace_period"]) == (
+        "40s",
+        "60s",
+    )
 
 
 def test_compose_opens_nothing_and_hands_the_secret_on_as_a_file() -> None:

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from speedo.cli.run_options import RunCommand, options_for
 from speedo.errors import ConfigError
-from speedo.run.config.combinations import markdown_of_combinations
-from speedo.run.config.option_table import markdown, markdown_of_modes, rows, words_of
+from speedo.run.config.option_table import rows, words_of
 from speedo.run.config.run_config import WORKERS, RunConfig, make_config
 from speedo.system.bounds import Option, Whole
+from tests.support.option_tables import markdown, markdown_of_combinations, markdown_of_modes
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN = "<!-- options: written by `pytest tests/docs/test_options.py --rewrite-tables` -->\n"

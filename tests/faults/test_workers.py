@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from speedo.watch.first_failure import kept_failure
 from tests.faults.rows import WITH_TORCH, Finding, Findings, row, scenario
 from tests.faults.running import OVERLAP, OVERLAPPING, Run, stand_still
 from tests.support.commands import Commands
+from tests.support.invariants import check_too_few
 from tests.support.sabotaged_net import order
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
@@ -243,6 +245,29 @@ def test_a_worker_of_pytorch_that_crashes_again_and_again_is_given_up_with_the_c
 ) -> None:
     how = {"sync": "abort", "async": "segfault", "easgd": "kill"}[mode]
     given_up(speedo, problem, mode, how, finding)
+
+
+@row(2, "fewer workers left than --min-workers, once for a while and once for good", usual="sync")
+def test_no_step_is_made_by_fewer_workers_than_needed(
+    speedo: Commands, problem: Path, mode: str, finding: Finding
+) -> None:
+    options = ("--restarts", "1", "--min-workers", "2", "--timeout", "join_timeout=10")
+    run = Run(speedo, problem, mode, *options)
+    run.has_begun()
+    run.workers()[1].kill()
+    finding.recovered(run.recovery(time.monotonic()))
+    run.wait_for(lambda: run.merged(1, 2))
+    run.workers()[1].kill()
+    said = run.ends(3)
+    assert "warning: the run waits for workers: 1 of at least 2 are there" in said
+    assert "workers were left, 2 are needed" in said
+    assert "go on with --resume" in said
+    lines = run.check()
+    waited = check_too_few(lines)
+    assert waited == [False, True]
+    assert [line["version"] for line in lines if line["event"] == "checkpoint"][-1] == run.version
+    if mode == "sync":
+        assert set(Counter(line["version"] for line in run.merged()).values()) == {2}
 
 
 def given_up(speedo: Commands, problem: Path, mode: str, how: str, finding: Finding) -> None:

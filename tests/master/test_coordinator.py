@@ -21,6 +21,7 @@ from speedo.messages import (
     StopAsked,
     Train,
     Trained,
+    Waiting,
 )
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.base import Strategy
@@ -293,10 +294,29 @@ def test_a_run_whose_last_worker_is_set_aside_ends_with_the_reason() -> None:
 
 def test_below_min_workers_nobody_trains_until_one_joins() -> None:
     run = Run(Asynchronous(AddDelta()), workers=2, min_workers=2)
-    run.do(Left(0, 1, "killed"))
-    assert trained_workers(run.finish(1)) == []
+    waits = "waits for workers: 1 of at least 2 are there"
+    assert run.do(Left(0, 1, "killed")) == [Waiting(waits)]
+    (drop,) = run.finish(1)
+    assert (drop.worker, drop.decision, drop.reason) == (1, "discarded", waits)
     assert run.coordinator.short_of_workers
-    assert trained_workers(run.do(Joined(0, 2, 10))) == [0, 1]
+    enough, *trains = run.do(Joined(0, 2, 10))
+    assert (enough, trained_workers(trains)) == (Waiting(""), [0, 1])
+    assert len(of(run.finish(1), Merge)) == 1
+
+
+def test_nothing_is_merged_of_a_round_in_which_too_few_workers_were_there() -> None:
+    run = Run(Synchronous(AverageDeltas()), workers=3, min_workers=3)
+    run.finish(0)
+    waits = "waits for workers: 2 of at least 3 are there"
+    assert run.do(Left(1, 1, "killed")) == [Waiting(waits)]
+    assert run.do(Joined(1, 2, 10)) == [Waiting("")]
+    actions = run.finish(2)
+    drops = of(actions, Drop)
+    assert [(one.worker, one.reason) for one in drops] == [(0, waits), (2, waits)]
+    assert trained_workers(actions) == [0, 1, 2]
+    run.finish(0)
+    run.finish(1)
+    assert len(of(run.finish(2), Merge)[0].parts) == 3
 
 
 def test_tests_and_snapshots_come_when_their_iteration_is_crossed() -> None:

@@ -66,12 +66,12 @@ from click.testing import CliRunner
 
 from speedo.cli.main import main
 from speedo.run.config.formats import parse_phase
-from speedo.run.config.option_table import markdown
 from speedo.run.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import MODES, make_strategy
 from speedo.study.simulation.simulate import simulate
+from tests.support.option_tables import markdown
 
 
 def trained(options):

@@ -64,8 +64,10 @@ class Checker:
         self.told: set[tuple[int, int]] = set()
         self.merged_keys: set[tuple[int, int, int]] = set()
         self.events = self.accepted = self.version = self.samples = self.ticket = 0
-        self.counts = {"merged": 0, "discarded": 0, "late": 0, "refused": 0, "let go": 0}
+        names = ("merged", "discarded", "late", "refused", "let go", "too few")
+        self.counts = dict.fromkeys(names, 0)
         self.started = False
+        self.void = set[int]()  # tickets held, and under way, when too few workers were left
         self.ending = False
         self.left = 0  # events that came together with the last one, and come after it
         self.last: Event | None = None
@@ -158,8 +160,16 @@ class Checker:
     def _is(self, worker: int, incarnation: int) -> bool:
         return worker in self.members and self.members[worker].incarnation == incarnation
 
+    @property
+    def too_few(self) -> bool:
+        least = self.rules.min_workers
+        return self.started and 1 < least > len(self.members)
+
     def _forget(self, worker: int) -> None:
         del self.members[worker]
+        if self.too_few:
+            self.void |= {ticket for _, _, ticket in self.held}
+            self.void |= {turn.train.ticket for one in self.members for turn in self._turns_of(one)}
         self.leaving.discard(worker)
         self.turns.pop(worker, None)
         self.ahead.pop(worker, None)
@@ -199,6 +209,9 @@ class Checker:
             self.require(1 <= steps <= turn.train.steps, "wrong length", event)
             samples = event.samples
         self.held[key] = Part(*key, samples, staleness, event.loss, steps=steps)
+        if ticket in self.void:  # what was given ahead begins with it
+            self.turns.pop(worker, None)
+            self.ahead.pop(worker, None)
         self.mode.accepted(worker)
 
     def _take_turn(self, worker: int, ticket: int) -> Turn | None:
@@ -285,6 +298,8 @@ class Checker:
             self.require(key not in self.merged_keys, "merged twice", part)
             self.require(key in self.held, "nobody sent it", part)
             self.require(part == self.held[key], "wrong books", part, self.held[key])
+            self.require(part.ticket not in self.void, "too few were there meanwhile", part)
+        self.require(not self.too_few, "merged while too few workers are there", merge)
         self.mode.merging(merge.parts)
         for part in merge.parts:
             key = (part.worker, part.incarnation, part.ticket)
@@ -316,7 +331,11 @@ class Checker:
             self.require(key in self.held, "nobody sent it", drop)
             part = self.held.pop(key)
             self.require(drop.staleness == part.staleness, "staleness", drop)
-            if not self.mode.may_discard(part):
+            if drop.ticket in self.void:
+                self.counts["discarded"] -= 1
+                self.counts["too few"] += 1
+                self.mode.void(part)
+            elif not self.mode.may_discard(part):
                 self.ending = True  # right only if the run ends with this event
             return
         self.require(self.owed == (drop.decision, *key), "another record is owed", self.owed, drop)

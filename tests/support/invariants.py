@@ -223,6 +223,19 @@ def _agrees(epochs: list[Epoch], result: Line) -> list[str]:
     return found
 
 
+def check_too_few(lines: Iterable[Line]) -> list[bool]:
+    """Nothing is merged while too few workers are there; whether the end was waited for, of each such time."""
+    found = list[bool]()
+    for line in lines:
+        if line["event"] == "workers":
+            if line["problem"] is None:
+                found[-1] = False
+            else:
+                found.append(True)
+        assert not (any(found) and line.get("decision") == "merged"), line
+    return found
+
+
 def wrong_model(net: Path, model: Path, metrics: dict[str, float]) -> list[str]:
     """What is wrong with an exported model: not finite (I4), or not what was tested (I7)."""
     caffe = load_caffe()

@@ -9,6 +9,7 @@ from speedo.messages import Part
 
 if TYPE_CHECKING:
     from tests.support.checker import Checker
+    from tests.support.rules_of_a_run import Turn
 
 
 class ModeCheck:
@@ -23,6 +24,9 @@ class ModeCheck:
 
     def gone(self, worker: int) -> None:
         """A worker left, or its result was refused, which ends whatever held it in this mode."""
+
+    def void(self, part: Part) -> None:
+        """It is discarded, as too few workers were there meanwhile."""
 
     def merging(self, parts: Sequence[Part]) -> None:
         self.books.require(len(parts) == 1, "merged together", parts)
@@ -40,7 +44,8 @@ class ModeCheck:
 class SyncCheck(ModeCheck):
     """One merge a round, of all its results, as soon as no more than the backups of it train.
 
-    What comes of a round that is closed is discarded, and its worker trains for the present round at once.
+    What comes of a round that is closed is discarded, and its worker trains for the present round at once. All of one
+    in the midst of which too few workers were there is discarded.
     """
 
     def __init__(self, options: Mapping[str, Any], books: Checker) -> None:
@@ -48,6 +53,7 @@ class SyncCheck(ModeCheck):
         self.backups = options.get("backup_workers", 0)
         self.closed: set[int] = set()  # tickets of turns that a round was closed without
         self.returned: tuple[int, int] | None = None  # event, and who brought such a turn in it
+        self.void_at = -1  # the event in which a round was closed of which nothing was merged
 
     def merging(self, parts: Sequence[Part]) -> None:
         books = self.books
@@ -59,9 +65,26 @@ class SyncCheck(ModeCheck):
         books.require(not stale, "merged after its round was closed", *stale)
         self.closed = {turn.train.ticket for turn in books.turns.values()}
 
+    def void(self, part: Part) -> None:
+        """So is the whole of its round."""
+        self.returned = (self.books.events, part.worker)
+        if part.ticket not in self.closed:
+            self.returned, self.void_at = None, self.books.events
+            self.closed = {turn.train.ticket for turn in self.books.turns.values()}
+
+    def _trained_for(self) -> list[Turn]:
+        """The turns whose results the round waits for."""
+        turns = self.books.turns.values()
+        return [turn for turn in turns if turn.train.ticket not in self.closed]
+
     def may_discard(self, part: Part) -> bool:
         self.returned = (self.books.events, part.worker)
-        return part.ticket in self.closed
+        if part.ticket in self.closed:
+            return True
+        void = {ticket for _, _, ticket in self.books.held} & self.books.void
+        if void:
+            self.void(part)
+        return self.void_at == self.books.events
 
     def training(self, worker: int) -> None:
         super().training(worker)
@@ -69,8 +92,7 @@ class SyncCheck(ModeCheck):
         if self.returned == (books.events, worker):
             return
         books.require(not books.held, "a new round before the merge", *books.held)
-        others = [turn for turn in books.turns.values() if turn.train.ticket not in self.closed]
-        late = [turn.train for turn in others if turn.event != books.events]
+        late = [turn.train for turn in self._trained_for() if turn.event != books.events]
         books.require(not late, "a round within a round", worker, *late)
 
     def event_ends(self) -> None:

@@ -128,6 +128,13 @@ def with_notices(schedule: Schedule) -> Schedule:
     return replace(schedule, notices=tuple((time, chance.randrange(workers)) for time in times))
 
 
+def short_handed(schedule: Schedule) -> Schedule:
+    """The same run, that needs most of its workers."""
+    most = schedule.plan.workers
+    least = random.Random(repr(schedule)).randint(min(2, most), most)
+    return replace(schedule, plan=replace(schedule.plan, min_workers=least))
+
+
 def saturated(schedule: Schedule) -> Schedule:
     """The same run with a master that cannot keep up with its messages for a minute."""
     return replace(schedule, chatter_s=60.0, gather_s=0.0)

@@ -19,6 +19,7 @@ from speedo import messages
 from speedo.errors import ConfigError
 from speedo.master.observers import Observer
 from speedo.master.plan import Plan
+from speedo.master.reasons import waits_for_workers
 from speedo.messages import (
     Action,
     Drop,
@@ -34,6 +35,7 @@ from speedo.messages import (
     TeamGivenUp,
     Train,
     Trained,
+    Waiting,
 )
 from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_result, write_whole
 from speedo.run_dir.metrics_log import MetricsLog
@@ -43,7 +45,9 @@ from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.world import Faults, World
 from speedo.system.runs_at import RunsAt
 from speedo.watch.console import ConsoleProgress, plain_line
-from speedo.watch.status import RECENT_S, StatusBoard
+from speedo.watch.status import RECENT_S, WORKERS_BACK, StatusBoard
+
+WAITS = waits_for_workers(1, 2)
 
 
 def part(worker: int, ticket: int, samples: int = 10, loss: float = 0.5) -> Part:
@@ -298,6 +302,8 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
     log.did(SetAside(0, 1, "bad results"), 104.0)
     log.saw(Left(1, 2, "killed"), 105.0)
     log.did(TeamGivenUp((0, 2), "they cannot meet"), 105.5)
+    log.did(Waiting(WAITS), 105.6)
+    log.did(Waiting(""), 105.7)
     log.did(Finish(False, "no workers", 2, 1), 106.0)
     assert lines(tmp_path) == [
         {"time": 0.0, "event": "joined", "worker": 0, "incarnation": 1},
@@ -307,6 +313,8 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
         {"time": 4.0, "event": "set-aside", "worker": 0, "reason": "bad results"},
         {"time": 5.0, "event": "left", "worker": 1, "incarnation": 2, "cause": "killed"},
         {"time": 5.5, "event": "team-given-up", "workers": [0, 2], "reason": "they cannot meet"},
+        {"time": 5.6, "event": "workers", "problem": WAITS},
+        {"time": 5.7, "event": "workers", "problem": None},
         {"time": 6.0, "event": "finish", "complete": False, "reason": "no workers", "trained_again": 2,
          "left_out": 1},
     ]  # fmt: skip
@@ -315,6 +323,13 @@ def test_joins_deaths_tests_snapshots_and_the_end_have_their_lines(
 def test_a_team_that_is_given_up_is_told_once(board: StatusBoard) -> None:
     board.did(TeamGivenUp((0, 2), "they cannot meet"), 1.0)
     assert board.status(1.0).notices == ("warning: they cannot meet",)
+
+
+def test_a_run_that_waits_for_workers_says_so_once_and_is_seen_to_wait(board: StatusBoard) -> None:
+    board.did(Waiting(WAITS), 1.0)
+    assert (board.state, board.status(1.0).notices) == (WAITS, (f"warning: the run {WAITS}",))
+    board.did(Waiting(""), 2.0)
+    assert (board.state, board.status(2.0).notices[1:]) == ("training", (WORKERS_BACK,))
 
 
 def test_a_join_tells_where_the_worker_computes(tmp_path: Path, log: MetricsLog) -> None:

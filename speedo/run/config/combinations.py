@@ -6,7 +6,6 @@ silence. What a mode, a phase or a rule takes at all is in `speedo.run.config.mo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Formatter
@@ -168,14 +167,3 @@ def without_effect(options: Any) -> list[str]:
         for one in WITHOUT_EFFECT
         if getattr(options, name := one.options[0]) != usual[name].default and one.when(options)
     ]
-
-
-def markdown_of_combinations() -> str:
-    """The table of docs/options.md."""
-    lines = ["| options | refused, or without effect |", "|---|---|"]
-    for table, begin in ((OF_A_MODE, ""), (EXCLUDED, ""), (WITHOUT_EFFECT, "without effect: ")):
-        for one in table:
-            names = ", ".join(f"`{name}`" for name in one.options)
-            says = re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), one.says)
-            lines.append(f"| {names} | {begin}{says} |")
-    return "\n".join([*lines, ""])

@@ -193,10 +193,9 @@ class ScriptTurns:
             self.gradients.close()  # others may wait for this worker
         version = self.source.done(meanwhile, self._work_for)
         meanwhile()
-        worker = self.worker
         if version is None:
             print("speedo: the run is gone; these are this worker's own weights", file=sys.stderr)
-        if version is None or worker is None:
+        if version is None or (worker := self.worker) is None:
             return
         center = self._weights.layout.zeros()
         worker.exchange.fetch_center(version, center, exact=True)

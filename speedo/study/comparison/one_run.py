@@ -17,7 +17,7 @@ import yaml
 
 from speedo.actors.signals import stop_signals
 from speedo.errors import ConfigError
-from speedo.messages import AT_MAX_ITER
+from speedo.master.reasons import AT_MAX_ITER
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, RESULT
 from speedo.run_dir.read_back import read_result

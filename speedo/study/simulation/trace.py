@@ -23,6 +23,7 @@ from speedo.messages import (
     Tested,
     Train,
     Trained,
+    Waiting,
 )
 
 
@@ -87,6 +88,8 @@ class Trace:
                 text = action.reason
             case TeamGivenUp():
                 text = f"give up the team of workers {action.workers}: {action.reason}"
+            case Waiting():
+                text = action.problem or "enough workers are back"
             case Finish():
                 text = f"finish, {'complete' if action.complete else 'incomplete'}: {action.reason}"
             case Evaluate():

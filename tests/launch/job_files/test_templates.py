@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from speedo.actors.join.worker_command import GRACE_S
 from speedo.cli.main import main
 from speedo.errors import ConfigError
 from speedo.launch.job_files.templates import TrainingJob, kuberay, kubernetes, slurm, systemd
@@ -87,6 +88,12 @@ def test_kubernetes_takes_every_object_of_the_file(claim: str) -> None:
     containers = [job["spec"]["template"]["spec"]["containers"][0] for job in (master, workers)]
     assert containers[0]["args"][2] == "6"  # the master waits for two of each pod
     assert containers[1]["args"][:4] == ["worker", "speedo-master", "--workers", "2"]
+    seconds = [
+        job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for job in found[3:]
+    ]
+    assert seconds[0] > float(containers[0]["args"][4])  # who is stopped hands in what it has
+    assert seconds[1] > GRACE_S + 10
+    assert "--grace" not in containers[1]["args"]
     for job in (master, workers):
         claims = [
             v.get("persistentVolumeClaim") for v in job["spec"]["template"]["spec"]["volumes"]
@@ -179,6 +186,11 @@ def test_bash_reads_the_script_of_slurm(more: dict[str, str]) -> None:
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --nodes=2" in directives
+    # The master alone is stopped before the end of the time, and has --grace 100.
+    assert "#SBATCH --signal=B:TERM@120" in directives
+    # Who is cancelled or preempted has 30 s, by Slurm's usual KillWait.
+    assert "--grace" not in text.partition(" worker --master")[2]
+    assert GRACE_S < 30
     assert text.splitlines().index(directives[-1]) < text.splitlines().index("set -euo pipefail")
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from speedo.cli.main import main
 from speedo.watch.report.run_history import read_history
+from tests.support.invariants import check_too_few, read_lines
 
 SCRIPT = Path(__file__).parents[2] / "run" / "script" / "scripts" / "fit.py"
 ALONE = "sync-w1-seed1"
@@ -72,6 +73,12 @@ def test_a_run_that_fails_is_told_and_the_others_are_made(tmp_path: Path) -> Non
     assert f"see {tmp_path / 'out' / 'logs' / f'{name}.log'}" in done.output
     assert "sync, 1 worker " in done.stdout
     assert read_history(tmp_path / "out" / "runs" / ALONE).complete
+    run = tmp_path / "out" / "runs" / name
+    lines = read_lines(run / "metrics.jsonl")
+    assert check_too_few(lines) == [True]
+    assert "waits for workers: 1 of at least 2 are there" in (run / "train.log").read_text()
+    last = max((one["version"] for one in lines if one.get("decision") == "merged"), default=0)
+    assert [one["version"] for one in lines if one["event"] == "checkpoint"][-1] == last
 
 
 def test_a_dry_run_lists_the_runs_each_once(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.quick import tried
-from tests.support.schedules import MODES, check, make_schedule, run, saturated, with_notices
+from tests.support.schedules import (
+    MODES,
+    check,
+    make_schedule,
+    run,
+    saturated,
+    short_handed,
+    with_notices,
+)
 
 FIRST, SHARE = tried(60), 60  # runs of each mode: the first ones, in one test of those after them
 ALL = int(os.environ.get("SPEEDO_SIMULATIONS", "90"))
@@ -47,6 +55,15 @@ def test_who_is_told_to_leave_hands_in_what_it_has(mode: str) -> None:
         counts.update(check(mode, seed, with_notices).counts)
     assert counts["let go"] > 0.4 * FIRST
     assert counts["merged"] > 15 * FIRST
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_version_is_made_while_fewer_than_min_workers_are_there(mode: str) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(FIRST // 2):
+        counts.update(check(mode, seed, short_handed).counts)
+    assert counts["too few"] > 0.2 * FIRST
+    assert counts["merged"] > 10 * FIRST // 2
 
 
 @pytest.mark.slow
