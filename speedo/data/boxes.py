@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,12 +80,10 @@ def prepare_boxes(
         notes.extend((*found.notes, *work.notes()))
         (staging / LABEL_MAP).write_text(_label_map(labels), encoding="utf-8")
         described = Database(
-            records=written.records,
+            **asdict(written),
             shape=(3, *size) if size else None,
             channels="BGR",
             encoded=True,
-            file_bytes=written.file_bytes,
-            sha256=written.sha256,
             options=options,
             sources={source.name: hashlib.sha256(found.content).hexdigest()},
         )

@@ -10,6 +10,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -91,12 +92,10 @@ def prepare_cifar10(
                 _records(records, order, files, mean if training else None, name, progress),
             )
             databases[name] = Database(
-                records=written.records,
+                **asdict(written),
                 shape=SHAPE,
                 channels="RGB",
                 encoded=False,
-                file_bytes=written.file_bytes,
-                sha256=written.sha256,
                 options=_options(name, seed),
                 sources=sources,
             )

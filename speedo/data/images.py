@@ -114,12 +114,10 @@ def prepare_images(
                 f"line {work.cut[0]}"
             )
         described = Database(
-            records=written.records,
+            **asdict(written),
             shape=work.shape if work.one_shape else None,
             channels="gray" if gray else "BGR",
             encoded=encoded,
-            file_bytes=written.file_bytes,
-            sha256=written.sha256,
             options=options,
             sources={list_file.name: options["list_sha256"]},
             skipped=faults.count,

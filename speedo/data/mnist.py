@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -161,12 +162,10 @@ def _write(
         )
     written = write_database(database, _records(images, labels, mean, database.name, progress))
     return Database(
-        records=written.records,
+        **asdict(written),
         shape=(1, images.shape[1], images.shape[2]),
         channels="gray",
         encoded=False,
-        file_bytes=written.file_bytes,
-        sha256=written.sha256,
         sources=sources,
     )
 

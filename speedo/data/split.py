@@ -7,7 +7,7 @@ records. With `shuffle` the records are permuted before that, with new keys; oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -117,12 +117,10 @@ def _describe(
     former = read_manifest(database.absolute().parent)
     known = former.databases.get(database.absolute().name) if former else None
     return Database(
-        records=written.records,
+        **asdict(written),
         shape=survey.shape,
         channels=known.channels if known else "as in the source",
         encoded=survey.encoded > 0,
-        file_bytes=written.file_bytes,
-        sha256=written.sha256,
         options=options,
         sources={database.absolute().name: known.sha256} if known else {},
     )
