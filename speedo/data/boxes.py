@@ -23,7 +23,6 @@ from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.images import check_database
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.picture import Form, decode
 from speedo.data.wire import Box, Datum, annotated_to_bytes
@@ -47,7 +46,6 @@ def prepare_boxes(
     size: tuple[int, int] | None = None,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Images with boxes into `folder / database`, and the names of the classes beside it.
 
@@ -90,7 +88,7 @@ def prepare_boxes(
         return Built({database: described}, None, (LABEL_MAP,))
 
     request = DatasetRequest(BOXES, {database: options}, alone=False)
-    prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    prepared = prepare_folder(folder, request, build, force=force)
     return replace(prepared, notes=tuple(notes))
 
 

@@ -31,7 +31,6 @@ from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
 from speedo.data.files import DAMAGE, Unpacked, read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import DataError
@@ -67,7 +66,6 @@ def prepare_cifar10(
     seed: int = 1,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """CIFAR-10 from `source`, the archive or a folder with it or its files, or downloaded.
 
@@ -102,7 +100,7 @@ def prepare_cifar10(
         return Built(databases, write_mean(staging, TRAIN_DATABASE, mean))
 
     request = DatasetRequest(CIFAR10, {name: _options(name, seed) for name in FILES})
-    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    return prepare_folder(folder, request, build, force=force)
 
 
 def _options(database: str, seed: int) -> dict[str, int]:

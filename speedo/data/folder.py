@@ -21,7 +21,7 @@ import lmdb
 
 from caffenets.files import sync_folder
 from speedo.data.base import COMMAND, MANIFEST, MEAN_FILE, PreparedDataset
-from speedo.data.lock import LOCK_WAIT_SECONDS, locked
+from speedo.data.lock import locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
 
@@ -58,13 +58,12 @@ def prepare_folder(
     build: Callable[[Path], Built],
     *,
     force: bool = False,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Return the folder if it is complete, otherwise `build` it in a staging folder and publish
     that.
 
     Raises DataError: the folder was made with other options, holds what is not ours, is locked for
-    longer than `wait_seconds`, or cannot be written.
+    longer than `LOCK_WAIT_SECONDS`, or cannot be written.
     """
     folder = Path(os.path.expanduser(folder)).absolute()
     if not force and (found := _complete(folder, request)):
@@ -72,7 +71,7 @@ def prepare_folder(
     with errors_named(folder):
         _refuse_file(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait_seconds):
+        with locked(folder):
             # The process that held the lock before may have made what we came for.
             if not force and (found := _complete(folder, request)):
                 return found.prepared(folder, built=False)
@@ -95,7 +94,6 @@ def replace_folder(
     build: Callable[[Path], Result],
     *,
     force: bool = False,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> Result:
     """Let `build` make a new folder in a staging folder, which then gets its name as a whole; returns its answer.
 
@@ -106,7 +104,7 @@ def replace_folder(
     with errors_named(folder, "as the argument"):
         _refuse_file(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait_seconds):
+        with locked(folder):
             there = folder.exists() and any(folder.iterdir())
             former = read_manifest(folder) if there else None
             if there and (former is None or former.dataset != dataset):

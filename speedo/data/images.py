@@ -29,7 +29,6 @@ from speedo.data.base import (
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.data.picture import Form, StoredImage, decode
@@ -71,7 +70,6 @@ def prepare_images(
     force: bool = False,
     threads: int | None = None,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Images named in `list_file`, a line `path label` each, into `folder / database`.
 
@@ -127,7 +125,7 @@ def prepare_images(
         return Built({database: described}, made)
 
     request = DatasetRequest(IMAGES, {database: options}, alone=False)
-    prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    prepared = prepare_folder(folder, request, build, force=force)
     if prepared.built and mean is None and prepared.mean is None:
         notes.append(
             f"there is no {MEAN_FILE}: {TRAIN_DATABASE} gets one, and another database by `speedo data images --mean`"

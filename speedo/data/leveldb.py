@@ -22,7 +22,7 @@ from typing import Any, Final
 from speedo.data.base import PROGRESS_RECORDS, Progress, silent
 from speedo.data.database import DATA_FILE, Record, Written, write_database
 from speedo.data.folder import errors_named
-from speedo.data.lock import LOCK_WAIT_SECONDS, locked
+from speedo.data.lock import locked
 from speedo.data.roots import CACHE_VARIABLE, cache_root
 from speedo.errors import DataError
 from speedo.system.remedies import install_extra
@@ -64,7 +64,7 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
         return folder
     with errors_named(folder, f"with {CACHE_VARIABLE}"):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(place / f"{database.name}-{path_digest}", LOCK_WAIT_SECONDS):
+        with locked(place / f"{database.name}-{path_digest}"):
             if _is_whole(folder):  # the process that held the lock before came for the same
                 return folder
             _make_room(place, path_digest)

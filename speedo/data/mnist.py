@@ -28,7 +28,6 @@ from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.idx import read_idx
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import DataError
@@ -67,7 +66,6 @@ def prepare_fashion_mnist(
     source: Path | None = None,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) from the IDX files in `source`, by default
     Debian's.
@@ -81,7 +79,7 @@ def prepare_fashion_mnist(
         f"{COMMAND} {FASHION_MNIST} {folder} --source FOLDER"
     )
     return _prepare(
-        folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress, wait_seconds
+        folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress
     )
 
 
@@ -91,7 +89,6 @@ def prepare_mnist(
     source: Path | None = None,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """MNIST from the IDX files in `source`, or downloaded; compressed files must bear the published
     checksum.
@@ -114,7 +111,7 @@ def prepare_mnist(
             for name, sha256 in MNIST_SHA256.items()
         }
 
-    return _prepare(folder, MNIST, files, MNIST_SHA256, force, progress, wait_seconds)
+    return _prepare(folder, MNIST, files, MNIST_SHA256, force, progress)
 
 
 def _prepare(
@@ -124,7 +121,6 @@ def _prepare(
     published: Mapping[str, str],
     force: bool,
     progress: Progress,
-    wait_seconds: float,
 ) -> PreparedDataset:
     """Both datasets: `find` gives the four files, for which it may download into the folder it is
     given."""
@@ -142,7 +138,7 @@ def _prepare(
         return Built(databases, write_mean(staging, TRAIN_DATABASE, mean))
 
     request = DatasetRequest(dataset, {name: {} for name in FILES})
-    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    return prepare_folder(folder, request, build, force=force)
 
 
 def _write(
