@@ -68,7 +68,6 @@ def prepare_images(
     skip_bad: bool = False,
     mean: bool | None = None,
     force: bool = False,
-    threads: int | None = None,
     progress: Progress = silent,
 ) -> PreparedDataset:
     """Images named in `list_file`, a line `path label` each, into `folder / database`.
@@ -101,7 +100,7 @@ def prepare_images(
         if shuffle:
             order = np.random.default_rng(seed).permutation(len(lines))
             lines = [lines[place] for place in order]
-        work = _Conversion(base, form, faults, with_mean or not encoded, threads)
+        work = _Conversion(base, form, faults, with_mean or not encoded)
         written = write_database(staging / database, work.records(lines, database, progress))
         if not written.records:
             why = faults.first or "it has no line; write one 'path label' per image"
@@ -159,13 +158,12 @@ class _Conversion:
     """Lines into records, with several threads, in the order of the lines."""
 
     def __init__(
-        self, root: Path, form: Form, faults: _Faults, one_shape: bool, threads: int | None
+        self, root: Path, form: Form, faults: _Faults, one_shape: bool
     ) -> None:
         self._root = root
         self._form = form
         self._faults = faults
         self._need_one_shape = one_shape
-        self._threads = threads or os.cpu_count() or 1
         self.shape: Shape | None = None
         self.one_shape = True
         self.mean = MeanImage()
@@ -175,7 +173,7 @@ class _Conversion:
         self, lines: Sequence[ImageLine], what: str, progress: Progress
     ) -> Iterator[Record]:
         done = index = 0
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for start in range(0, len(lines), _CHUNK):
                 chunk = lines[start : start + _CHUNK]
                 for line, picture in zip(chunk, pool.map(self._decode, chunk), strict=True):
