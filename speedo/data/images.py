@@ -157,9 +157,7 @@ class _Faults:
 class _Conversion:
     """Lines into records, with several threads, in the order of the lines."""
 
-    def __init__(
-        self, root: Path, form: Form, faults: _Faults, one_shape: bool
-    ) -> None:
+    def __init__(self, root: Path, form: Form, faults: _Faults, one_shape: bool) -> None:
         self._root = root
         self._form = form
         self._faults = faults

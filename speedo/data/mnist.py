@@ -78,9 +78,7 @@ def prepare_fashion_mnist(
         f"apt-get install {FASHION_MNIST_PACKAGE}, or with a folder of the four files: "
         f"{COMMAND} {FASHION_MNIST} {folder} --source FOLDER"
     )
-    return _prepare(
-        folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress
-    )
+    return _prepare(folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress)
 
 
 def prepare_mnist(
