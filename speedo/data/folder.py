@@ -76,16 +76,9 @@ def prepare_folder(
             if not force and (found := _complete(folder, request)):
                 return found.prepared(folder, built=False)
             _refuse_foreign(folder, request, force)
-            _sweep(folder)
-            staging = Path(tempfile.mkdtemp(prefix=_staging_prefix(folder), dir=folder.parent))
-            try:
-                # mkdtemp hides its folder from other users; a dataset is for all who may read its
-                # parent.
-                staging.chmod(0o777 & ~_umask())
+            with _staging(folder) as staging:
                 built = build(staging)
                 return _publish(staging, folder, request, built).prepared(folder, built=True)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
 
 
 def replace_folder(
@@ -113,19 +106,13 @@ def replace_folder(
                 )
             if there and not force:
                 raise DataError(f"{folder} is there: use another folder, or --force to replace it")
-            _sweep(folder)
-            staging = Path(tempfile.mkdtemp(prefix=_staging_prefix(folder), dir=folder.parent))
-            try:
-                new = staging / "new"
-                new.mkdir()
-                result = build(new)
+            with _staging(folder) as staging:
+                result = build(staging)
                 if there:
-                    folder.rename(staging / "old")
-                new.rename(folder)
+                    folder.rename(staging.with_name("old"))
+                staging.rename(folder)
                 sync_folder(folder.parent)
                 return result
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
 
 
 def is_complete(folder: Path) -> bool:
@@ -251,19 +238,19 @@ def _no_space(folder: Path, how: str) -> DataError:
     )
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed preparations left; the caller holds the lock, so nobody is using it."""
-    prefix = _staging_prefix(folder)
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A new folder beside it, for all who may read its parent; the one around it goes at the end, and hides it.
+
+    What killed preparations left goes first: the caller holds the lock, so nobody is using it.
+    """
+    prefix = f".{folder.name}.partial-"
     for entry in folder.parent.iterdir():
         if entry.name.startswith(prefix):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _staging_prefix(folder: Path) -> str:
-    return f".{folder.name}.partial-"
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True
+    ) as hidden:
+        staging = Path(hidden) / "new"
+        staging.mkdir()
+        yield staging

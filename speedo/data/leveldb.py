@@ -74,21 +74,22 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
                 f"converting {database} ({size / 1e6:,.0f} MB) from LevelDB, which only one process can open, to "
                 f"an LMDB in {place}; this is done once"
             )
-            staging = Path(tempfile.mkdtemp(prefix=f".partial-{path_digest}-", dir=place))
-            try:
-                count = _convert(database, staging)
+            with tempfile.TemporaryDirectory(
+                prefix=f".partial-{path_digest}-", dir=place, ignore_cleanup_errors=True
+            ) as staging:
+                made = Path(staging) / "lmdb"
+                count = write_copy(database, made, Path(staging) / "links").records
+                if not count:
+                    raise DataError(f"{database} holds no record: {_REMEDY}")
                 if state_of(database) != state:
                     raise DataError(
                         f"{database} changed while it was converted: wait until it is complete, then start again"
                     )
-                made = staging / "lmdb"
                 origin = {"source": str(database), "records": count,
                           "file_bytes": (made / DATA_FILE).stat().st_size}  # fmt: skip
                 (made / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 
@@ -146,14 +147,6 @@ def _check_room(place: Path, database: Path, size: int) -> None:
             f"{place} has {free >> 20} MiB free, and {database}, which has {size >> 20} MiB, is to be converted "
             f"there: free some, or name a folder on another disk with {CACHE_VARIABLE}"
         )
-
-
-def _convert(database: Path, staging: Path) -> int:
-    """Write `staging/lmdb` with the records, in their order and under their keys; their number."""
-    written = write_copy(database, staging / "lmdb", staging / "links")
-    if not written.records:
-        raise DataError(f"{database} holds no record: {_REMEDY}")
-    return written.records
 
 
 def write_copy(database: Path, folder: Path, links: Path, progress: Progress = silent) -> Written:

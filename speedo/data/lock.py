@@ -22,7 +22,7 @@ _POLL_SECONDS: Final = 0.1
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process prepares this folder; raises DataError if that takes longer than `LOCK_WAIT_SECONDS`."""
+    """Wait until no other process prepares this folder; raises DataError after `LOCK_WAIT_SECONDS`."""
     path = folder.parent / f".{folder.name}.lock"
     deadline = time.monotonic() + LOCK_WAIT_SECONDS
     while True:
