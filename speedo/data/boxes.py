@@ -18,7 +18,7 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from speedo.data.annotations import Annotated, Object, read_coco, read_voc
-from speedo.data.base import PROGRESS_RECORDS, TRAIN_DATABASE, PreparedDataset, Progress, silent
+from speedo.data.base import TRAIN_DATABASE, PreparedDataset, Progress, reported, silent
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
@@ -106,9 +106,7 @@ class _Conversion:
     def records(
         self, found: Sequence[Annotated], what: str, progress: Progress
     ) -> Iterator[Record]:
-        for index, one in enumerate(found):
-            if index % PROGRESS_RECORDS == 0 or index + 1 == len(found):
-                progress(index + 1, len(found), what)
+        for index, one in enumerate(reported(found, len(found), what, progress)):
             original = decode(one.file, Form(None, gray=False, encoded=True))
             picture = original if self.form.size is None else decode(one.file, self.form)
             if picture.cut:

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from speedo.data.base import (
     COMMAND,
-    PROGRESS_RECORDS,
     TEST_DATABASE,
     TRAIN_DATABASE,
     PreparedDataset,
     Progress,
     Shape,
+    reported,
     silent,
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
@@ -191,12 +191,10 @@ def _records(
     what: str,
     progress: Progress,
 ) -> Iterator[Record]:
-    for index, place in enumerate(order.tolist()):
+    for index, place in enumerate(reported(order.tolist(), len(order), what, progress)):
         image = records[place, 1:].reshape(SHAPE)
         if mean:
             mean.add(image)
         # The name says where a shuffled record came from.
         name = f"{files[place // RECORDS_PER_FILE]}:{place % RECORDS_PER_FILE}"
         yield raw_record(record_key(index, name), image, int(records[place, 0]))
-        if (index + 1) % PROGRESS_RECORDS == 0 or index + 1 == len(order):
-            progress(index + 1, len(order), what)

@@ -19,11 +19,11 @@ import numpy as np
 from speedo.data.base import (
     MANIFEST,
     MEAN_FILE,
-    PROGRESS_RECORDS,
     TRAIN_DATABASE,
     PreparedDataset,
     Progress,
     Shape,
+    reported,
     silent,
 )
 from speedo.data.database import Record, record_key, write_database
@@ -170,19 +170,17 @@ class _Conversion:
     def records(
         self, lines: Sequence[ImageLine], what: str, progress: Progress
     ) -> Iterator[Record]:
-        done = index = 0
+        index = 0
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for start in range(0, len(lines), _CHUNK):
-                chunk = lines[start : start + _CHUNK]
-                for line, picture in zip(chunk, pool.map(self._decode, chunk), strict=True):
-                    done += 1
-                    if done % PROGRESS_RECORDS == 0 or done == len(lines):
-                        progress(done, len(lines), what)
-                    if isinstance(picture, str):
-                        self._faults.add(line.number, picture)
-                    elif self._fits(line, picture):
-                        yield self._record(index, line, picture)
-                        index += 1
+            chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
+            pictures = (one for chunk in chunks for one in pool.map(self._decode, chunk))
+            pairs = zip(lines, pictures, strict=True)
+            for line, picture in reported(pairs, len(lines), what, progress):
+                if isinstance(picture, str):
+                    self._faults.add(line.number, picture)
+                elif self._fits(line, picture):
+                    yield self._record(index, line, picture)
+                    index += 1
 
     def _decode(self, line: ImageLine) -> StoredImage | str:
         """The picture, or what is wrong with it; threads report, the caller decides."""

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from speedo.data.base import (
     COMMAND,
-    PROGRESS_RECORDS,
     TEST_DATABASE,
     TRAIN_DATABASE,
     PreparedDataset,
     Progress,
+    reported,
     silent,
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
@@ -171,13 +171,12 @@ def _records(
     what: str,
     progress: Progress,
 ) -> Iterator[Record]:
-    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+    pairs = reported(zip(images, labels, strict=True), len(images), what, progress)
+    for index, (image, label) in enumerate(pairs):
         image = image[np.newaxis]
         if mean:
             mean.add(image)
         yield raw_record(record_key(index), image, int(label))
-        if (index + 1) % PROGRESS_RECORDS == 0 or index + 1 == len(images):
-            progress(index + 1, len(images), what)
 
 
 def _local(folder: Path, remedy: str) -> Files:
