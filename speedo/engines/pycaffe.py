@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from google.protobuf import text_format
 
 from speedo.engines.base import Done, RateSchedule, nobody
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.caffe_memory import step_memory
-from speedo.engines.evaluation import Part, PartOfTest, TestNets
+from speedo.engines.evaluation import Part, PartOfTest, TestNets, samples_of
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.inner_products import InnerProducts
@@ -35,6 +34,7 @@ from speedo.engines.snapshot_hdf5 import write_model_hdf5
 from speedo.engines.solver_engine import SolverEngine
 from speedo.engines.solver_history import PREFIX, restore_history, save_history
 from speedo.engines.step_memory import StepMemory
+from speedo.engines.update_rules import float32
 from speedo.engines.weights_check import caffe_blobs, copy_weights
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.factors import Factors, Product
@@ -96,7 +96,7 @@ class PycaffeEngine(SolverEngine):
             for names in parameter.weights:
                 for name in names.split(","):
                     copy_weights(Path(name.strip()), *caffe_blobs(self._net))
-            self._batch_size = _batch_size(self._net)
+            self._batch_size = samples_of(self._net)
 
     def _build(self) -> None:
         self._solver = self._make_solver()
@@ -165,7 +165,7 @@ class PycaffeEngine(SolverEngine):
             own[1] if weight_decay is None else weight_decay,
         )
         parameter = self._parameter
-        if _as_float32(wanted) == _as_float32((parameter.momentum, parameter.weight_decay)):
+        if tuple(map(float32, wanted)) == (parameter.momentum, parameter.weight_decay):
             return
         parameter.momentum, parameter.weight_decay = wanted
         weights, history, read = self.layout.zeros(), self.history(), self._read
@@ -355,17 +355,6 @@ class PycaffeEngine(SolverEngine):
         return self._caffe.get_solver(str(file))
 
 
-def _as_float32(values: tuple[float, float]) -> tuple[float, float]:
-    """As Caffe stores them."""
-    return float(np.float32(values[0])), float(np.float32(values[1]))
-
-
 def _asks_for_gpu(parameter: Any) -> bool:
     # Only what is written counts: the field's own default is GPU.
     return bool(parameter.HasField("solver_mode") and parameter.solver_mode == parameter.GPU)
-
-
-def _batch_size(net: Any) -> int:
-    """Leading extent of the first layer's first output."""
-    tops = net._top_ids(0)
-    return int(net._blobs[tops[0]].shape[0]) if len(tops) else 0
