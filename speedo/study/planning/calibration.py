@@ -9,6 +9,7 @@ import bisect
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caffenets.files import open_to_write, read_bytes
@@ -253,16 +254,9 @@ def with_threads(known: Calibration, threads: int, speedup: float) -> Calibratio
 
 def shape_of(seconds: list[float]) -> tuple[float, ...]:
     """Quantiles of these times, scaled so that draws from them have mean 1: `Calibration.shape`."""
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    quantiles = []
-    for number in range(QUANTILES):
-        place = number * last / (QUANTILES - 1)
-        low = int(place)
-        high = min(low + 1, last)
-        quantiles.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
-    mean = (sum(quantiles) - 0.5 * (quantiles[0] + quantiles[-1])) / (QUANTILES - 1)
-    return tuple(one / mean for one in quantiles)
+    quantiles = np.quantile(seconds, np.linspace(0.0, 1.0, QUANTILES))
+    mean = (quantiles.sum() - 0.5 * (quantiles[0] + quantiles[-1])) / (QUANTILES - 1)
+    return tuple((quantiles / mean).tolist())
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
