@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from speedo.data.base import PROGRESS_RECORDS, Progress, silent
 from speedo.data.database import DATA_FILE, Record, Written, write_database
@@ -184,7 +184,9 @@ def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]
             f"{install_extra('leveldb')}, or convert the database to LMDB on another machine (speedo data convert)"
         ) from None
     try:
-        with contextlib.closing(_opened(plyvel, links)) as opened:
+        with contextlib.closing(
+            plyvel.DB(str(links), create_if_missing=False, paranoid_checks=True, max_open_files=100)
+        ) as opened:
             for index, (key, value) in enumerate(
                 opened.iterator(verify_checksums=True, fill_cache=False)
             ):
@@ -199,7 +201,3 @@ def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]
         if os.strerror(errno.ENOSPC) in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise DataError(f"{database} cannot be read as LevelDB ({said}): {_REMEDY}") from error
-
-
-def _opened(plyvel: Any, folder: Path) -> Any:
-    return plyvel.DB(str(folder), create_if_missing=False, paranoid_checks=True, max_open_files=100)
