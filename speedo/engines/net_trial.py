@@ -184,10 +184,6 @@ def _refusal(stderr: str, returncode: int, origin: str) -> str:
     return f"{start}correct the solver or its nets: {said}"
 
 
-def _solver(text: str) -> Any:
-    return text_format.Parse(text, caffe_schema().SolverParameter())
-
-
 def _build(
     choice: EngineChoice, request: dict[str, Any]
 ) -> tuple[dict[str, Any], Mapping[str, Vector]]:
@@ -261,7 +257,7 @@ def _sources(request: dict[str, Any]) -> list[tuple[Any, RecordRule]]:
         [request["records"]] if request["records"] else [request["worker"], request["tester"]]
     ):
         if text is not None:
-            solver = _solver(text)
+            solver = text_format.Parse(text, caffe_schema().SolverParameter())
             tests = list(solver.test_net_param)
             # The train net of a tester is there for its parameters.
             nets += tests if text is request["tester"] else [solver.train_net_param, *tests]
