@@ -5,7 +5,6 @@ All times are those of one process on an otherwise idle machine. `origin` says w
 
 from __future__ import annotations
 
-import bisect
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -193,18 +192,10 @@ class Calibration(_Record):
 
     def step_seconds(self, samples: int) -> float:
         """Seconds of one step: linear between the measured batches, proportional beyond them."""
-        known = sorted(self.steps, key=lambda step: step.samples)
-        place = bisect.bisect_left([step.samples for step in known], samples)
-        if place == len(known):
-            return known[-1].seconds * samples / known[-1].samples
-        above = known[place]
-        if above.samples == samples:
-            return above.seconds
-        if place == 0:
-            return above.seconds * samples / above.samples
-        below = known[place - 1]
-        share = (samples - below.samples) / (above.samples - below.samples)
-        return below.seconds + share * (above.seconds - below.seconds)
+        known = sorted((step.samples, step.seconds) for step in self.steps)
+        sizes, seconds = zip(*known, strict=True)
+        nearest: int = min(max(samples, sizes[0]), sizes[-1])
+        return float(np.interp(nearest, sizes, seconds)) * (samples / nearest)
 
 
 def with_step_time(known: Calibration, seconds: float) -> Calibration:
