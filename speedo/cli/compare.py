@@ -130,8 +130,9 @@ def compare(
     The arguments after a script (see `speedo run`) are the script's. It is trained with one worker first; the final
     loss of that run is the one to reach. --sweep takes the options of `speedo run`.
     """
+    from speedo.run.chosen_solver import chosen_solver
     from speedo.study.comparison import script_runs
-    from speedo.study.comparison.compare import prepared, solver_named
+    from speedo.study.comparison.compare import prepared
     from speedo.study.comparison.wish import (
         ComparisonWish,
         ScriptWish,
@@ -165,7 +166,7 @@ def compare(
         return _make(scripts, folder, StatusLine(), script_runs.as_text)
     if arguments:
         raise ConfigError(f"{said(arguments[0])} is one argument too many: give one solver")
-    path = solver_named(solver)
+    path = chosen_solver(solver).absolute()
     check_names({"the solver": path, "the data root": options.get("data_root"), "--output": out})
     given = {
         name: value for name, value in options.items() if value is not None and value is not False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,7 +171,7 @@ def _show(found: Checked) -> None:
     if len(counts) <= SHOWN_LABELS:
         say("  labels " + ", ".join(f"{label}: {count:,}" for label, count in counts))
     else:
-        (fewest, few), (most, many) = min(counts, key=_count), max(counts, key=_count)
+        (fewest, few), (most, many) = min(counts, key=itemgetter(1)), max(counts, key=itemgetter(1))
         say(
             f"  {len(counts):,} labels, {counts[0][0]} to {counts[-1][0]}; fewest records {few:,} (label {fewest}), "
             f"most {many:,} (label {most})"
@@ -179,10 +180,6 @@ def _show(found: Checked) -> None:
         say(f"  bad: {problem}")
     if (more := survey.faulty - len(survey.faults)) > 0:
         say(f"  bad: {more:,} more records")
-
-
-def _count(entry: tuple[int, int]) -> int:
-    return entry[1]
 
 
 def _as_plain(found: Checked) -> dict[str, Any]:

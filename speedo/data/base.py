@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 # How the command line calls this package; error messages send the reader there.
 COMMAND: Final = "speedo data"
@@ -23,9 +23,19 @@ Shape = tuple[int, int, int]
 Progress = Callable[[int, int, str], None]
 """Called with the number done, the number in all, and what is being done."""
 
+Item = TypeVar("Item")
+
 
 def silent(done: int, total: int, what: str) -> None:
     """Report nothing."""
+
+
+def reported(records: Iterable[Item], total: int, what: str, progress: Progress) -> Iterator[Item]:
+    """These records, `total` of them, with a report before every so many and before the last."""
+    for done, record in enumerate(records, 1):
+        if done % PROGRESS_RECORDS == 0 or done == total:
+            progress(done, total, what)
+        yield record
 
 
 @dataclass(frozen=True, slots=True)

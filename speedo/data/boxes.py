@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +18,11 @@ from google.protobuf import text_format
 
 from caffenets.caffe_schema import caffe_pb2
 from speedo.data.annotations import Annotated, Object, read_coco, read_voc
-from speedo.data.base import PROGRESS_RECORDS, TRAIN_DATABASE, PreparedDataset, Progress, silent
+from speedo.data.base import TRAIN_DATABASE, PreparedDataset, Progress, reported, silent
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.images import check_database
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.picture import Form, decode
 from speedo.data.wire import Box, Datum, annotated_to_bytes
@@ -47,7 +46,6 @@ def prepare_boxes(
     size: tuple[int, int] | None = None,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Images with boxes into `folder / database`, and the names of the classes beside it.
 
@@ -80,19 +78,17 @@ def prepare_boxes(
         notes.extend((*found.notes, *work.notes()))
         (staging / LABEL_MAP).write_text(_label_map(labels), encoding="utf-8")
         described = Database(
-            records=written.records,
+            **asdict(written),
             shape=(3, *size) if size else None,
             channels="BGR",
             encoded=True,
-            file_bytes=written.file_bytes,
-            sha256=written.sha256,
             options=options,
             sources={source.name: hashlib.sha256(found.content).hexdigest()},
         )
         return Built({database: described}, None, (LABEL_MAP,))
 
     request = DatasetRequest(BOXES, {database: options}, alone=False)
-    prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    prepared = prepare_folder(folder, request, build, force=force)
     return replace(prepared, notes=tuple(notes))
 
 
@@ -110,9 +106,7 @@ class _Conversion:
     def records(
         self, found: Sequence[Annotated], what: str, progress: Progress
     ) -> Iterator[Record]:
-        for index, one in enumerate(found):
-            if index % PROGRESS_RECORDS == 0 or index + 1 == len(found):
-                progress(index + 1, len(found), what)
+        for index, one in enumerate(reported(found, len(found), what, progress)):
             original = decode(one.file, Form(None, gray=False, encoded=True))
             picture = original if self.form.size is None else decode(one.file, self.form)
             if picture.cut:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedo.data.base import MANIFEST, PROGRESS_RECORDS, Progress, silent
+from speedo.data.base import MANIFEST, Progress, reported, silent
 from speedo.data.database import DATA_FILE
 from speedo.data.leveldb import is_leveldb
 from speedo.data.manifest import Database, Manifest, read_manifest
@@ -66,12 +66,11 @@ def _check(database: Path, described: Database | None, progress: Progress) -> Ch
     survey, digest, problems = Survey(), hashlib.sha256(), list[str]()
     with opened(as_lmdb(database)) as transaction:
         total = transaction.stat()["entries"]
-        for record in read_records(database, transaction):
+        records = read_records(database, transaction)
+        for record in reported(records, total, f"reading {database.name}", progress):
             survey.add(record, decode=True)
             digest.update(record[0])
             digest.update(record[1])
-            if survey.records % PROGRESS_RECORDS == 0 or survey.records == total:
-                progress(survey.records, total, f"reading {database.name}")
     if not survey.records:
         problems.append("it holds no record")
     if len({shape[0] for shape in survey.shapes}) > 1:

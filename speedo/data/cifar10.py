@@ -10,6 +10,7 @@ import os
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -18,19 +19,18 @@ import numpy.typing as npt
 
 from speedo.data.base import (
     COMMAND,
-    PROGRESS_RECORDS,
     TEST_DATABASE,
     TRAIN_DATABASE,
     PreparedDataset,
     Progress,
     Shape,
+    reported,
     silent,
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
 from speedo.data.files import DAMAGE, Unpacked, read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import DataError
@@ -66,7 +66,6 @@ def prepare_cifar10(
     seed: int = 1,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """CIFAR-10 from `source`, the archive or a folder with it or its files, or downloaded.
 
@@ -91,19 +90,17 @@ def prepare_cifar10(
                 _records(records, order, files, mean if training else None, name, progress),
             )
             databases[name] = Database(
-                records=written.records,
+                **asdict(written),
                 shape=SHAPE,
                 channels="RGB",
                 encoded=False,
-                file_bytes=written.file_bytes,
-                sha256=written.sha256,
                 options=_options(name, seed),
                 sources=sources,
             )
         return Built(databases, write_mean(staging, TRAIN_DATABASE, mean))
 
     request = DatasetRequest(CIFAR10, {name: _options(name, seed) for name in FILES})
-    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    return prepare_folder(folder, request, build, force=force)
 
 
 def _options(database: str, seed: int) -> dict[str, int]:
@@ -194,12 +191,10 @@ def _records(
     what: str,
     progress: Progress,
 ) -> Iterator[Record]:
-    for index, place in enumerate(order.tolist()):
+    for index, place in enumerate(reported(order.tolist(), len(order), what, progress)):
         image = records[place, 1:].reshape(SHAPE)
         if mean:
             mean.add(image)
         # The name says where a shuffled record came from.
         name = f"{files[place // RECORDS_PER_FILE]}:{place % RECORDS_PER_FILE}"
         yield raw_record(record_key(index, name), image, int(records[place, 0]))
-        if (index + 1) % PROGRESS_RECORDS == 0 or index + 1 == len(order):
-            progress(index + 1, len(order), what)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -94,12 +95,10 @@ def convert(
             for record in read_records(made, transaction):
                 survey.add(record)
         described = Database(
-            records=written.records,
+            **asdict(written),
             shape=survey.shape,
             channels="as in the source",
             encoded=survey.encoded > 0,
-            file_bytes=written.file_bytes,
-            sha256=written.sha256,
             options=options,
         )
         return Built({database: described}, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -50,38 +50,33 @@ def fetch(
     folder: Path,
     *,
     remedy: str,
-    timeout_seconds: float = TIMEOUT_SECONDS,
     progress: Progress = silent,
 ) -> Path:
     """Download a file into `folder` and check it.
 
-    `timeout_seconds` bounds every wait for the network, not the whole transfer. Raises DataError
+    `TIMEOUT_SECONDS` bounds every wait for the network, not the whole transfer. Raises DataError
     with what each address answered and the `remedy`; a file with a wrong checksum is removed.
     """
     target = folder / file.name
     failures: list[str] = []
     for url in file.urls:
         try:
-            _transfer(url, target, timeout_seconds, progress)
+            _transfer(url, target, progress)
             check_sha256(target, file.sha256)
             return target
         except DataError as error:
-            failures.append(f"{url}: {error}")
+            failures.append(f"  {url}: {error}")
         target.unlink(missing_ok=True)
-    raise DataError(_joined(f"{file.name} could not be downloaded", failures, remedy))
+    raise DataError("\n".join([f"{file.name} could not be downloaded:", *failures, remedy]))
 
 
-def _joined(what: str, failures: Sequence[str], remedy: str) -> str:
-    return "\n".join([f"{what}:", *(f"  {failure}" for failure in failures), remedy])
-
-
-def _transfer(url: str, target: Path, timeout_seconds: float, progress: Progress) -> None:
+def _transfer(url: str, target: Path, progress: Progress) -> None:
     """Errors of the network become DataError; those of the disk stay OSError."""
     import urllib.request  # which a run that has its data need not load
 
     request = urllib.request.Request(url, headers={"User-Agent": "speedo"})
     with _network_errors():
-        answer = urllib.request.urlopen(request, timeout=timeout_seconds)
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     with answer, target.open("wb") as out:
         total = int(answer.headers.get("Content-Length") or 0)
         done = 0

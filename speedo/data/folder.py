@@ -21,7 +21,7 @@ import lmdb
 
 from caffenets.files import sync_folder
 from speedo.data.base import COMMAND, MANIFEST, MEAN_FILE, PreparedDataset
-from speedo.data.lock import LOCK_WAIT_SECONDS, locked
+from speedo.data.lock import locked
 from speedo.data.manifest import Database, Manifest, Mean, read_manifest, write_manifest
 from speedo.errors import DataError
 
@@ -58,13 +58,12 @@ def prepare_folder(
     build: Callable[[Path], Built],
     *,
     force: bool = False,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Return the folder if it is complete, otherwise `build` it in a staging folder and publish
     that.
 
     Raises DataError: the folder was made with other options, holds what is not ours, is locked for
-    longer than `wait_seconds`, or cannot be written.
+    longer than `LOCK_WAIT_SECONDS`, or cannot be written.
     """
     folder = Path(os.path.expanduser(folder)).absolute()
     if not force and (found := _complete(folder, request)):
@@ -72,21 +71,14 @@ def prepare_folder(
     with errors_named(folder):
         _refuse_file(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait_seconds):
+        with locked(folder):
             # The process that held the lock before may have made what we came for.
             if not force and (found := _complete(folder, request)):
                 return found.prepared(folder, built=False)
             _refuse_foreign(folder, request, force)
-            _sweep(folder)
-            staging = Path(tempfile.mkdtemp(prefix=_staging_prefix(folder), dir=folder.parent))
-            try:
-                # mkdtemp hides its folder from other users; a dataset is for all who may read its
-                # parent.
-                staging.chmod(0o777 & ~_umask())
+            with _staging(folder) as staging:
                 built = build(staging)
                 return _publish(staging, folder, request, built).prepared(folder, built=True)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
 
 
 def replace_folder(
@@ -95,7 +87,6 @@ def replace_folder(
     build: Callable[[Path], Result],
     *,
     force: bool = False,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> Result:
     """Let `build` make a new folder in a staging folder, which then gets its name as a whole; returns its answer.
 
@@ -106,7 +97,7 @@ def replace_folder(
     with errors_named(folder, "as the argument"):
         _refuse_file(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder, wait_seconds):
+        with locked(folder):
             there = folder.exists() and any(folder.iterdir())
             former = read_manifest(folder) if there else None
             if there and (former is None or former.dataset != dataset):
@@ -115,19 +106,13 @@ def replace_folder(
                 )
             if there and not force:
                 raise DataError(f"{folder} is there: use another folder, or --force to replace it")
-            _sweep(folder)
-            staging = Path(tempfile.mkdtemp(prefix=_staging_prefix(folder), dir=folder.parent))
-            try:
-                new = staging / "new"
-                new.mkdir()
-                result = build(new)
+            with _staging(folder) as staging:
+                result = build(staging)
                 if there:
-                    folder.rename(staging / "old")
-                new.rename(folder)
+                    folder.rename(staging.with_name("old"))
+                staging.rename(folder)
                 sync_folder(folder.parent)
                 return result
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
 
 
 def is_complete(folder: Path) -> bool:
@@ -253,19 +238,19 @@ def _no_space(folder: Path, how: str) -> DataError:
     )
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed preparations left; the caller holds the lock, so nobody is using it."""
-    prefix = _staging_prefix(folder)
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A new folder beside it, for all who may read its parent; the one around it goes at the end, and hides it.
+
+    What killed preparations left goes first: the caller holds the lock, so nobody is using it.
+    """
+    prefix = f".{folder.name}.partial-"
     for entry in folder.parent.iterdir():
         if entry.name.startswith(prefix):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _staging_prefix(folder: Path) -> str:
-    return f".{folder.name}.partial-"
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True
+    ) as hidden:
+        staging = Path(hidden) / "new"
+        staging.mkdir()
+        yield staging

@@ -19,17 +19,16 @@ import numpy as np
 from speedo.data.base import (
     MANIFEST,
     MEAN_FILE,
-    PROGRESS_RECORDS,
     TRAIN_DATABASE,
     PreparedDataset,
     Progress,
     Shape,
+    reported,
     silent,
 )
 from speedo.data.database import Record, record_key, write_database
 from speedo.data.files import read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.data.picture import Form, StoredImage, decode
@@ -69,9 +68,7 @@ def prepare_images(
     skip_bad: bool = False,
     mean: bool | None = None,
     force: bool = False,
-    threads: int | None = None,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Images named in `list_file`, a line `path label` each, into `folder / database`.
 
@@ -103,7 +100,7 @@ def prepare_images(
         if shuffle:
             order = np.random.default_rng(seed).permutation(len(lines))
             lines = [lines[place] for place in order]
-        work = _Conversion(base, form, faults, with_mean or not encoded, threads)
+        work = _Conversion(base, form, faults, with_mean or not encoded)
         written = write_database(staging / database, work.records(lines, database, progress))
         if not written.records:
             why = faults.first or "it has no line; write one 'path label' per image"
@@ -114,12 +111,10 @@ def prepare_images(
                 f"line {work.cut[0]}"
             )
         described = Database(
-            records=written.records,
+            **asdict(written),
             shape=work.shape if work.one_shape else None,
             channels="gray" if gray else "BGR",
             encoded=encoded,
-            file_bytes=written.file_bytes,
-            sha256=written.sha256,
             options=options,
             sources={list_file.name: options["list_sha256"]},
             skipped=faults.count,
@@ -129,7 +124,7 @@ def prepare_images(
         return Built({database: described}, made)
 
     request = DatasetRequest(IMAGES, {database: options}, alone=False)
-    prepared = prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    prepared = prepare_folder(folder, request, build, force=force)
     if prepared.built and mean is None and prepared.mean is None:
         notes.append(
             f"there is no {MEAN_FILE}: {TRAIN_DATABASE} gets one, and another database by `speedo data images --mean`"
@@ -162,14 +157,11 @@ class _Faults:
 class _Conversion:
     """Lines into records, with several threads, in the order of the lines."""
 
-    def __init__(
-        self, root: Path, form: Form, faults: _Faults, one_shape: bool, threads: int | None
-    ) -> None:
+    def __init__(self, root: Path, form: Form, faults: _Faults, one_shape: bool) -> None:
         self._root = root
         self._form = form
         self._faults = faults
         self._need_one_shape = one_shape
-        self._threads = threads or os.cpu_count() or 1
         self.shape: Shape | None = None
         self.one_shape = True
         self.mean = MeanImage()
@@ -178,19 +170,17 @@ class _Conversion:
     def records(
         self, lines: Sequence[ImageLine], what: str, progress: Progress
     ) -> Iterator[Record]:
-        done = index = 0
-        with ThreadPoolExecutor(self._threads) as pool:
-            for start in range(0, len(lines), _CHUNK):
-                chunk = lines[start : start + _CHUNK]
-                for line, picture in zip(chunk, pool.map(self._decode, chunk), strict=True):
-                    done += 1
-                    if done % PROGRESS_RECORDS == 0 or done == len(lines):
-                        progress(done, len(lines), what)
-                    if isinstance(picture, str):
-                        self._faults.add(line.number, picture)
-                    elif self._fits(line, picture):
-                        yield self._record(index, line, picture)
-                        index += 1
+        index = 0
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
+            pictures = (one for chunk in chunks for one in pool.map(self._decode, chunk))
+            pairs = zip(lines, pictures, strict=True)
+            for line, picture in reported(pairs, len(lines), what, progress):
+                if isinstance(picture, str):
+                    self._faults.add(line.number, picture)
+                elif self._fits(line, picture):
+                    yield self._record(index, line, picture)
+                    index += 1
 
     def _decode(self, line: ImageLine) -> StoredImage | str:
         """The picture, or what is wrong with it; threads report, the caller decides."""

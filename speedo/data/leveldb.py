@@ -17,12 +17,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from speedo.data.base import PROGRESS_RECORDS, Progress, silent
 from speedo.data.database import DATA_FILE, Record, Written, write_database
 from speedo.data.folder import errors_named
-from speedo.data.lock import LOCK_WAIT_SECONDS, locked
+from speedo.data.lock import locked
 from speedo.data.roots import CACHE_VARIABLE, cache_root
 from speedo.errors import DataError
 from speedo.system.remedies import install_extra
@@ -64,7 +64,7 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
         return folder
     with errors_named(folder, f"with {CACHE_VARIABLE}"):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(place / f"{database.name}-{path_digest}", LOCK_WAIT_SECONDS):
+        with locked(place / f"{database.name}-{path_digest}"):
             if _is_whole(folder):  # the process that held the lock before came for the same
                 return folder
             _make_room(place, path_digest)
@@ -74,21 +74,22 @@ def converted(database: Path, note: Callable[[str], None] = lambda line: None) -
                 f"converting {database} ({size / 1e6:,.0f} MB) from LevelDB, which only one process can open, to "
                 f"an LMDB in {place}; this is done once"
             )
-            staging = Path(tempfile.mkdtemp(prefix=f".partial-{path_digest}-", dir=place))
-            try:
-                count = _convert(database, staging)
+            with tempfile.TemporaryDirectory(
+                prefix=f".partial-{path_digest}-", dir=place, ignore_cleanup_errors=True
+            ) as staging:
+                made = Path(staging) / "lmdb"
+                count = write_copy(database, made, Path(staging) / "links").records
+                if not count:
+                    raise DataError(f"{database} holds no record: {_REMEDY}")
                 if state_of(database) != state:
                     raise DataError(
                         f"{database} changed while it was converted: wait until it is complete, then start again"
                     )
-                made = staging / "lmdb"
                 origin = {"source": str(database), "records": count,
                           "file_bytes": (made / DATA_FILE).stat().st_size}  # fmt: skip
                 (made / ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 
@@ -148,14 +149,6 @@ def _check_room(place: Path, database: Path, size: int) -> None:
         )
 
 
-def _convert(database: Path, staging: Path) -> int:
-    """Write `staging/lmdb` with the records, in their order and under their keys; their number."""
-    written = write_copy(database, staging / "lmdb", staging / "links")
-    if not written.records:
-        raise DataError(f"{database} holds no record: {_REMEDY}")
-    return written.records
-
-
 def write_copy(database: Path, folder: Path, links: Path, progress: Progress = silent) -> Written:
     """Write all records of a LevelDB into a new LMDB `folder`, in their order and under their keys.
 
@@ -191,7 +184,9 @@ def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]
             f"{install_extra('leveldb')}, or convert the database to LMDB on another machine (speedo data convert)"
         ) from None
     try:
-        with contextlib.closing(_opened(plyvel, links)) as opened:
+        with contextlib.closing(
+            plyvel.DB(str(links), create_if_missing=False, paranoid_checks=True, max_open_files=100)
+        ) as opened:
             for index, (key, value) in enumerate(
                 opened.iterator(verify_checksums=True, fill_cache=False)
             ):
@@ -206,7 +201,3 @@ def _records(database: Path, links: Path, *, numbered: bool) -> Iterator[Record]
         if os.strerror(errno.ENOSPC) in said:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise DataError(f"{database} cannot be read as LevelDB ({said}): {_REMEDY}") from error
-
-
-def _opened(plyvel: Any, folder: Path) -> Any:
-    return plyvel.DB(str(folder), create_if_missing=False, paranoid_checks=True, max_open_files=100)

@@ -21,10 +21,10 @@ _POLL_SECONDS: Final = 0.1
 
 
 @contextmanager
-def locked(folder: Path, wait_seconds: float) -> Iterator[None]:
-    """Wait until no other process prepares this folder; raises DataError if that takes longer than `wait_seconds`."""
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process prepares this folder; raises DataError after `LOCK_WAIT_SECONDS`."""
     path = folder.parent / f".{folder.name}.lock"
-    deadline = time.monotonic() + wait_seconds
+    deadline = time.monotonic() + LOCK_WAIT_SECONDS
     while True:
         with path.open("a+") as stream:
             try:
@@ -34,7 +34,7 @@ def locked(folder: Path, wait_seconds: float) -> Iterator[None]:
                     stream.seek(0)
                     holder = stream.read().strip() or "another process"
                     raise DataError(
-                        f"{holder} has been preparing {folder} for more than {wait_seconds:g} s: "
+                        f"{holder} has been preparing {folder} for more than {LOCK_WAIT_SECONDS:g} s: "
                         "wait for it, or end it"
                     ) from None
                 time.sleep(_POLL_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -16,18 +17,17 @@ import numpy.typing as npt
 
 from speedo.data.base import (
     COMMAND,
-    PROGRESS_RECORDS,
     TEST_DATABASE,
     TRAIN_DATABASE,
     PreparedDataset,
     Progress,
+    reported,
     silent,
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.idx import read_idx
-from speedo.data.lock import LOCK_WAIT_SECONDS
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.errors import DataError
@@ -66,7 +66,6 @@ def prepare_fashion_mnist(
     source: Path | None = None,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) from the IDX files in `source`, by default
     Debian's.
@@ -79,9 +78,7 @@ def prepare_fashion_mnist(
         f"apt-get install {FASHION_MNIST_PACKAGE}, or with a folder of the four files: "
         f"{COMMAND} {FASHION_MNIST} {folder} --source FOLDER"
     )
-    return _prepare(
-        folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress, wait_seconds
-    )
+    return _prepare(folder, FASHION_MNIST, lambda _: _local(place, remedy), {}, force, progress)
 
 
 def prepare_mnist(
@@ -90,7 +87,6 @@ def prepare_mnist(
     source: Path | None = None,
     force: bool = False,
     progress: Progress = silent,
-    wait_seconds: float = LOCK_WAIT_SECONDS,
 ) -> PreparedDataset:
     """MNIST from the IDX files in `source`, or downloaded; compressed files must bear the published
     checksum.
@@ -113,7 +109,7 @@ def prepare_mnist(
             for name, sha256 in MNIST_SHA256.items()
         }
 
-    return _prepare(folder, MNIST, files, MNIST_SHA256, force, progress, wait_seconds)
+    return _prepare(folder, MNIST, files, MNIST_SHA256, force, progress)
 
 
 def _prepare(
@@ -123,7 +119,6 @@ def _prepare(
     published: Mapping[str, str],
     force: bool,
     progress: Progress,
-    wait_seconds: float,
 ) -> PreparedDataset:
     """Both datasets: `find` gives the four files, for which it may download into the folder it is
     given."""
@@ -141,7 +136,7 @@ def _prepare(
         return Built(databases, write_mean(staging, TRAIN_DATABASE, mean))
 
     request = DatasetRequest(dataset, {name: {} for name in FILES})
-    return prepare_folder(folder, request, build, force=force, wait_seconds=wait_seconds)
+    return prepare_folder(folder, request, build, force=force)
 
 
 def _write(
@@ -161,12 +156,10 @@ def _write(
         )
     written = write_database(database, _records(images, labels, mean, database.name, progress))
     return Database(
-        records=written.records,
+        **asdict(written),
         shape=(1, images.shape[1], images.shape[2]),
         channels="gray",
         encoded=False,
-        file_bytes=written.file_bytes,
-        sha256=written.sha256,
         sources=sources,
     )
 
@@ -178,13 +171,12 @@ def _records(
     what: str,
     progress: Progress,
 ) -> Iterator[Record]:
-    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+    pairs = reported(zip(images, labels, strict=True), len(images), what, progress)
+    for index, (image, label) in enumerate(pairs):
         image = image[np.newaxis]
         if mean:
             mean.add(image)
         yield raw_record(record_key(index), image, int(label))
-        if (index + 1) % PROGRESS_RECORDS == 0 or index + 1 == len(images):
-            progress(index + 1, len(images), what)
 
 
 def _local(folder: Path, remedy: str) -> Files:

@@ -7,13 +7,13 @@ records. With `shuffle` the records are permuted before that, with new keys; oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from speedo.data.base import MANIFEST, PROGRESS_RECORDS, Progress, silent
+from speedo.data.base import MANIFEST, Progress, reported, silent
 from speedo.data.database import Record, Written, record_key, write_database
 from speedo.data.folder import replace_folder
 from speedo.data.manifest import Database, Manifest, read_manifest, write_manifest
@@ -67,7 +67,8 @@ def split(
             chosen: Sequence[int] = range(len(keys))
             if shuffle:
                 chosen = np.random.default_rng(seed).permutation(len(keys)).tolist()
-            counter, made = _Counter(len(keys), progress), dict[str, Database]()
+            steps = reported(range(len(keys)), len(keys), "splitting", progress)
+            made: dict[str, Database] = {}
             for part in range(parts):
                 survey = Survey()
                 mine = _part(chosen, part, parts, order)
@@ -75,7 +76,7 @@ def split(
                     ((keys[at], read_record(database, transaction, keys[at])) for at in mine),
                     shuffle,
                     survey,
-                    counter,
+                    steps,
                 )
                 target = staging / part_name(part) / inside
                 target.parent.mkdir(parents=True)
@@ -102,12 +103,12 @@ def _part(chosen: Sequence[int], part: int, parts: int, order: Order) -> Sequenc
 
 
 def _records(
-    records: Iterator[Record], shuffled: bool, survey: Survey, counter: _Counter
+    records: Iterator[Record], shuffled: bool, survey: Survey, steps: Iterator[int]
 ) -> Iterator[Record]:
     for place, (key, value) in enumerate(records):
         new = record_key(place, key.decode("utf-8", "surrogateescape")) if shuffled else key
         survey.add((new, value))
-        counter.one_more()
+        next(steps)
         yield new, value
 
 
@@ -117,12 +118,10 @@ def _describe(
     former = read_manifest(database.absolute().parent)
     known = former.databases.get(database.absolute().name) if former else None
     return Database(
-        records=written.records,
+        **asdict(written),
         shape=survey.shape,
         channels=known.channels if known else "as in the source",
         encoded=survey.encoded > 0,
-        file_bytes=written.file_bytes,
-        sha256=written.sha256,
         options=options,
         sources={database.absolute().name: known.sha256} if known else {},
     )
@@ -135,15 +134,3 @@ def _inside(name: str) -> PurePosixPath:
             f"{name!r} cannot be a database's path in its part: use a relative one, as fashion-mnist/train_lmdb"
         )
     return path
-
-
-class _Counter:
-    """Reports progress over all parts."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress = 0, total, progress
-
-    def one_more(self) -> None:
-        self._done += 1
-        if self._done % PROGRESS_RECORDS == 0 or self._done == self._total:
-            self._progress(self._done, self._total, "splitting")

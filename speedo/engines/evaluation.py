@@ -179,7 +179,7 @@ class TestNets:
         # Popped: a pass that fails half way must not leave its net in the middle of the data.
         net, read = self._kept.pop(index) if index in self._kept else (self.build(index), 0)
         take_weights(net)
-        forward, samples = ForwardPass(net, self._parameters[index]), _samples(net)
+        forward, samples = ForwardPass(net, self._parameters[index]), samples_of(net)
         for _ in range((batches.start - read) % iterations):
             forward.read()
         scores = _scores(net)
@@ -228,7 +228,7 @@ def _has_statistics(net: Any, parameter: Any) -> bool:
     )
 
 
-def _samples(net: Any) -> int:
+def samples_of(net: Any) -> int:
     """Records of a batch: the leading extent of the first layer's first output."""
     tops = net._top_ids(0)
     shape = list(net._blobs[tops[0]].shape) if len(tops) else []

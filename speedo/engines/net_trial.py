@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import text_format
+from pydantic import TypeAdapter
 
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import line_of_layer
@@ -155,12 +156,7 @@ def check_in_subprocess(
         about_net = origin and not answer["problem"].startswith("weights ")
         place = f"{origin}{_line(answer['problem'], origin, choice)}: " if about_net else ""
         raise SolverError(f"{place}{answer['problem']}")
-    unchecked = tuple(map(RecordRule.from_plain, answer["unchecked"]))
-    products = tuple(Product(**one) for one in answer["products"])
-    outputs = tuple(answer["outputs"])
-    step_memory = StepMemory.from_plain(answer["memory"]) if answer["memory"] else None
-    read = {"outputs": outputs, "unchecked": unchecked, "products": products, "memory": step_memory}
-    facts = CaffeFacts(**{**answer, **read, "notes": tuple(answer["notes"])})
+    facts = TypeAdapter(CaffeFacts).validate_python(answer)
     if divided is None:
         return facts
     if len(answers) > 1:
@@ -186,10 +182,6 @@ def _refusal(stderr: str, returncode: int, origin: str) -> str:
     if "Cannot share param" in said:
         return f"{start}train and test net must have parameters of the same shapes, correct one: {said}"
     return f"{start}correct the solver or its nets: {said}"
-
-
-def _solver(text: str) -> Any:
-    return text_format.Parse(text, caffe_schema().SolverParameter())
 
 
 def _build(
@@ -225,7 +217,7 @@ def _build(
     batch = worker.next_batch() if request["divided"] is not None else {}
     shapes, layout, samples = worker.shapes(), worker.layout, worker.samples_per_step
     products = worker.products()
-    memory = asdict(worker.memory()) if request["memory"] else None
+    memory = worker.memory() if request["memory"] else None
     worker.close()  # LMDB may be open only once in a process
     rules = [replace(rule, uses=label_uses(net, rule.layer, shapes)) for net, rule in sources]
     notes: list[str] = []
@@ -233,11 +225,9 @@ def _build(
     unchecked = _check_records(rules, cache, notes.append)
     facts = CaffeFacts(
         layout.size, layout.nbytes, len(layout.blobs), layout.digest, samples,
-        outputs, loss, tuple(unchecked), notes=tuple(dict.fromkeys(notes)),
+        outputs, loss, tuple(unchecked), products=products, memory=memory, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
-    values = {name: getattr(facts, name) for name in CaffeFacts.__slots__}
-    rules_left, plain = [rule.to_plain() for rule in unchecked], [asdict(one) for one in products]
-    return {**values, "unchecked": rules_left, "products": plain, "memory": memory}, batch
+    return asdict(facts), batch
 
 
 def _divide(
@@ -267,7 +257,7 @@ def _sources(request: dict[str, Any]) -> list[tuple[Any, RecordRule]]:
         [request["records"]] if request["records"] else [request["worker"], request["tester"]]
     ):
         if text is not None:
-            solver = _solver(text)
+            solver = text_format.Parse(text, caffe_schema().SolverParameter())
             tests = list(solver.test_net_param)
             # The train net of a tester is there for its parameters.
             nets += tests if text is request["tester"] else [solver.train_net_param, *tests]

@@ -16,13 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from google.protobuf import text_format
 
 from speedo.engines.base import Done, RateSchedule, nobody
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, prepare_environment
 from speedo.engines.caffe_memory import step_memory
-from speedo.engines.evaluation import WHOLE, Part, PartOfTest, TestNets, combined
+from speedo.engines.evaluation import Part, PartOfTest, TestNets, samples_of
 from speedo.engines.files import WrittenModel, folder_in, open_memory_file
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.inner_products import InnerProducts
@@ -32,16 +31,18 @@ from speedo.engines.parameters import Parameters
 from speedo.engines.placed_records import PlacedRecords
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
-from speedo.engines.solver_history import PREFIX, history_from, restore_history, save_history
+from speedo.engines.solver_engine import SolverEngine
+from speedo.engines.solver_history import PREFIX, restore_history, save_history
 from speedo.engines.step_memory import StepMemory
+from speedo.engines.update_rules import float32
 from speedo.engines.weights_check import caffe_blobs, copy_weights
 from speedo.errors import EngineError, SpeedoError
 from speedo.exchange.factors import Factors, Product
-from speedo.exchange.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Vector
 
 
-class PycaffeEngine:
-    """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
+class PycaffeEngine(SolverEngine):
+    """A `ModelEngine` made from the text of a SolverParameter with inline nets and absolute paths.
 
     `rank` and `count` choose the shard of `Data` and `HDF5Data` layers. Test nets in the text are
     built at the first `evaluate`. `folder` is where the modules of Python layers are searched, and
@@ -49,6 +50,9 @@ class PycaffeEngine:
     `threads` are the BLAS threads of this process; None leaves them. A BLAS other than OpenBLAS takes them only in a
     process that has not imported pycaffe yet.
     """
+
+    _tests: TestNets
+    _parameters: Parameters
 
     def __init__(
         self,
@@ -62,21 +66,14 @@ class PycaffeEngine:
         scratch: Path | None = None,
         threads: int | None = 1,
     ) -> None:
-        if not 0 <= rank < count:
-            # Caffe's data layers would look for such a record forever.
-            raise EngineError(
-                f"rank {rank} of {count}: a rank is 0 or more and less than the count"
-            )
+        super().__init__(lr_policy, rank, count)
         prepare_environment(threads)
         self._caffe = load_caffe()
         if threads is not None:
             use_threads(threads)
         self._rank, self._count = rank, count
-        self._schedule = self._own_schedule = lr_policy
-        self._batches, self._read = 1, 0  # of a step, times iter_size; since the net was built
+        self._read = 0  # batches, since the net was built
         self._records: PlacedRecords | None = None
-        self._iteration = 0
-        self._closed = False
         self._temporary = folder_in(scratch)
         self._scratch = Path(self._temporary.name)
         parameter = self._caffe.proto.caffe_pb2.SolverParameter()
@@ -84,7 +81,7 @@ class PycaffeEngine:
         self._iter_size = int(parameter.iter_size)
         self._type = str(parameter.type)
         self._gpu = not is_cpu_only() and _asks_for_gpu(parameter)
-        with self._native():
+        with self._open():
             import_python_layers(parameter, folder, python_layers)
             self._tests = TestNets(
                 self._caffe,
@@ -99,7 +96,7 @@ class PycaffeEngine:
             for names in parameter.weights:
                 for name in names.split(","):
                     copy_weights(Path(name.strip()), *caffe_blobs(self._net))
-            self._batch_size = _batch_size(self._net)
+            self._batch_size = samples_of(self._net)
 
     def _build(self) -> None:
         self._solver = self._make_solver()
@@ -113,11 +110,6 @@ class PycaffeEngine:
 
         if self._records is not None:
             self._records.feed(self._forward)
-
-    @property
-    def layout(self) -> Layout:
-        """The train net's parameter blobs."""
-        return self._parameters.layout
 
     @property
     def samples_per_step(self) -> int:
@@ -142,25 +134,10 @@ class PycaffeEngine:
         """The rate that Caffe used last, in float32 (Caffe: GetLearningRate)."""
         return float(self._solver.lr)
 
-    def read_weights(self, out: Vector) -> None:
-        """Copy the parameters into `out`."""
-        self._parameters.read(out)
-
-    def load_weights(self, vector: Vector) -> None:
-        """Copy `vector` into the parameters; test nets share them, the history stays."""
-        self._parameters.write(vector)
-
-    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        self._parameters.change(change)
-
-    def set_iteration(self, iteration: int) -> None:
-        """The global iteration of the next step, from which the rate follows."""
-        self._iteration = iteration
-
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
         total = 0.0
-        with self._native():
+        with self._open():
             before = self._parameters.read_statistics() if delta is not None else []
             for step in range(n):
                 total += self._accumulate(self._iter_size * self._batches)
@@ -188,12 +165,12 @@ class PycaffeEngine:
             own[1] if weight_decay is None else weight_decay,
         )
         parameter = self._parameter
-        if _as_float32(wanted) == _as_float32((parameter.momentum, parameter.weight_decay)):
+        if tuple(map(float32, wanted)) == (parameter.momentum, parameter.weight_decay):
             return
         parameter.momentum, parameter.weight_decay = wanted
         weights, history, read = self.layout.zeros(), self.history(), self._read
         self.read_weights(weights)
-        with self._native():
+        with self._open():
             # Memory may not hold both.
             del self._solver, self._net, self._parameters, self._forward, self._inner
             self._build()
@@ -210,12 +187,12 @@ class PycaffeEngine:
         rebuilt net that is advanced continues with the same images.
         """
         self._read += batches
-        with self._native():
+        with self._open():
             for _ in range(batches):
                 self._forward.read()
 
     def place(self, ranges: Sequence[tuple[int, int]], ahead: int = 0) -> None:
-        with self._native():
+        with self._open():
             if self._records is None:
                 net = self._parameter.train_net_param
                 self._records = PlacedRecords(self._caffe, net, self._batch_size, self._scratch)
@@ -256,52 +233,22 @@ class PycaffeEngine:
             if top >= 0:
                 net._backward(top, 0)
 
-        with self._native():
+        with self._open():
             before = parameters.read_statistics()
             total = self._accumulate(batches, backward)
         return total / batches
 
     def apply_gradient(self, vector: Vector) -> None:
         """One update as Caffe does it: it clips the sum over `iter_size` batches, then divides."""
-        with self._native():
+        with self._open():
             self._parameters.write_gradient(vector, self._iter_size)
             self._parameters.add_statistics(vector)
             self._update()
 
-    def evaluate(self) -> Mapping[str, float]:
-        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""
-        metrics = combined([self.evaluate_share(WHOLE)])
-        if not metrics:
-            raise EngineError("there is no test net with an output: add one and its test_iter")
-        return metrics
-
-    def evaluate_share(
-        self, share: PartOfTest, passed: Callable[[int], None] = lambda samples: None
-    ) -> Part:
-        """See `ModelEngine.evaluate_share`.
-
-        Caffe's Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
-        """
-        with self._native():
-            if not self._parameters.are_finite():
-                raise EngineError(
-                    "the weights are not finite: training has diverged; lower base_lr"
-                )
-            return self._tests.score(lambda net: net.share_with(self._net), share, passed)
-
-    def test_outputs(self) -> tuple[str, ...]:
-        """The names that `evaluate` will give; builds the test nets, but runs none."""
-        with self._native():
-            return self._tests.outputs(self._net)
-
     def copy_from(self, path: Path) -> None:
         """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does."""
-        with self._native():
+        with self._open():
             copy_weights(path, *caffe_blobs(self._net))
-
-    def save(self, path: Path) -> None:
-        """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
-        self.written(hdf5=False).write(path)
 
     def written(self, *, hdf5: bool) -> WrittenModel:
         """The `.caffemodel`, or `.caffemodel.h5`, of the present weights; what follows needs no engine."""
@@ -312,7 +259,7 @@ class PycaffeEngine:
                 self.read_weights(weights)
                 write_model_hdf5(self._net._layer_names, self.layout, weights, file)
             else:
-                with self._native():
+                with self._open():
                     self._net.save(name)
         except BaseException:
             file.close()
@@ -321,17 +268,13 @@ class PycaffeEngine:
 
     def history(self) -> bytes:
         """A line naming solver type and layout, then Caffe's `.solverstate`."""
-        with self._native(as_root=True):
+        with self._open(as_root=True):
             return save_history(self._solver, self._type, self.layout, self._scratch)
 
     def load_history(self, state: bytes) -> None:
         """Take over `history()`, weights aside; `EngineError` if it is another solver's."""
-        with self._native():
+        with self._open():
             restore_history(self._solver, self._type, self.layout, state)
-
-    def history_from(self, solverstate: bytes) -> bytes:
-        """The content of a `.solverstate` of Caffe's own as a `history`."""
-        return history_from(self._type, self.layout, solverstate)
 
     def close(self) -> None:
         """Free net, solver and reading threads."""
@@ -344,6 +287,9 @@ class PycaffeEngine:
         # The net's data layers stop their reading threads when the last reference goes.
         del self._solver, self._net, self._parameters, self._forward, self._inner
         self._temporary.cleanup()
+
+    def _score(self, share: PartOfTest, passed: Callable[[int], None]) -> Part:
+        return self._tests.score(lambda net: net.share_with(self._net), share, passed)
 
     def _accumulate(self, batches: int, backward: Callable[[int], None] | None = None) -> float:
         """Sum the gradients of `batches` batches in the blobs; the sum of the losses.
@@ -369,7 +315,7 @@ class PycaffeEngine:
         self._iteration += 1
 
     @contextmanager
-    def _native(self, *, as_root: bool = False) -> Iterator[None]:
+    def _open(self, *, as_root: bool = False) -> Iterator[None]:
         """Set this thread's Caffe state for this engine; exceptions of Python layers become ours."""
         caffe = self._caffe
         if self._closed:
@@ -409,17 +355,6 @@ class PycaffeEngine:
         return self._caffe.get_solver(str(file))
 
 
-def _as_float32(values: tuple[float, float]) -> tuple[float, float]:
-    """As Caffe stores them."""
-    return float(np.float32(values[0])), float(np.float32(values[1]))
-
-
 def _asks_for_gpu(parameter: Any) -> bool:
     # Only what is written counts: the field's own default is GPU.
     return bool(parameter.HasField("solver_mode") and parameter.solver_mode == parameter.GPU)
-
-
-def _batch_size(net: Any) -> int:
-    """Leading extent of the first layer's first output."""
-    tops = net._top_ids(0)
-    return int(net._blobs[tops[0]].shape[0]) if len(tops) else 0

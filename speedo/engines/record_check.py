@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import lmdb
 import numpy as np
 import psutil
+from pydantic import TypeAdapter
 
 from caffenets.files import read_names
 from caffenets.host_program import caffe_schema
@@ -222,7 +224,7 @@ def _mark(rule: RecordRule, cache: Path | None) -> Path | None:
     except OSError:
         return None
     state = [[one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns] for one in found]
-    text = json.dumps([rule.to_plain(), state, _DECODED], sort_keys=True)
+    text = json.dumps([asdict(rule), state, _DECODED], sort_keys=True)
     return cache / hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -372,7 +374,7 @@ def main() -> None:
     use_own_schema()  # it defines a Datum as pycaffe does, whose import takes a second
     cache = None if request["cache"] is None else Path(request["cache"])
     problem, notes = None, list[str]()
-    for rule in map(RecordRule.from_plain, request["rules"]):
+    for rule in TypeAdapter(list[RecordRule]).validate_python(request["rules"]):
         problem, _ = first_problem(rule, lambda: False, notes.append)
         if problem is not None:
             break

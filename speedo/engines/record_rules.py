@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from caffenets.host_program import caffe_schema
-from speedo.engines.label_rules import Classes, LabelUse, Values, checked_for_nan
+from speedo.engines.label_rules import LabelUse, Values, checked_for_nan
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""
@@ -37,23 +36,6 @@ class RecordRule:
     datasets: tuple[str, ...] = ()
     uses: tuple[LabelUse, ...] = ()
     finite: tuple[int, ...] = ()
-
-    def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> RecordRule:
-        """The inverse of `to_plain`."""
-        lists = {
-            name: None if value is None else tuple(value)
-            for name in ("size", "mean", "datasets", "finite")
-            for value in [values[name]]
-        }
-        uses = tuple(
-            LabelUse(**{**use, "classes": Classes(**use["classes"])}) for use in values["uses"]
-        )
-        return cls(**{**values, **lists, "uses": uses})
 
     def shape_problem(self, shape: Shape, first: Shape) -> str | None:
         """What is wrong with a record of this shape after one of the shape `first`; follows `which `."""

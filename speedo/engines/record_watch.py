@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from speedo.engines.caffe_import import prepare_environment
@@ -48,7 +49,7 @@ class RecordWatch:
             env=environment,
         )
         request = {
-            "rules": [rule.to_plain() for rule in rules],
+            "rules": [asdict(rule) for rule in rules],
             "cache": None if cache is None else str(cache),
         }
         assert self._child.stdin is not None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from speedo.exchange.vector import Layout
 
@@ -39,12 +37,6 @@ class StepMemory:
     layers: tuple[LayerMemory, ...]
     passing: int
     batch: int
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> StepMemory:
-        """Of what `dataclasses.asdict` made."""
-        layers = tuple(LayerMemory(**layer) for layer in plain["layers"])
-        return cls(layers, plain["passing"], plain["batch"])
 
     @property
     def parameters(self) -> int:

@@ -127,11 +127,7 @@ def caffe_blobs(net: Any) -> tuple[NetBlobs, list[str]]:
     """The blobs of Caffe's net, and the names of its layers."""
     names = list(map(str, net._layer_names))
     layers = zip(names, ([blob.data for blob in layer.blobs] for layer in net.layers), strict=True)
-    return blobs_of(layers, lambda values: values.ctypes.data, _write), names
-
-
-def _write(into: Any, values: Values) -> None:
-    into[...] = values
+    return blobs_of(layers, lambda values: values.ctypes.data, np.copyto), names
 
 
 def blobs_of(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from speedo.data.remote.fetch import RECORD, Progress, fetch
+from speedo.data.base import Progress
+from speedo.data.remote.fetch import RECORD, fetch
 from speedo.data.remote.uris import local_name, uri_of
 from speedo.data.roots import cache_root
 from speedo.engines.solver import SolverSpec

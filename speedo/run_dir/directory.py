@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -142,7 +143,7 @@ def _check(folder: Path, snapshots: str) -> None:
     found += [name for name in FOLDERS if _is_taken(folder / name)]
     if snapshots:
         for kind in ("caffemodel", "solverstate"):
-            found += [path.name for path in folder.glob(f"{_literal(snapshots)}_iter_*.{kind}*")]
+            found += [path.name for path in folder.glob(f"{glob.escape(snapshots)}_iter_*.{kind}*")]
     if found:
         names = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise ConfigError(
@@ -156,10 +157,6 @@ def _is_taken(place: Path) -> bool:
     if not os.path.lexists(place):
         return False
     return not os.path.isdir(place) or any(place.iterdir())
-
-
-def _literal(text: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
 def _unfit(folder: Path, error: OSError) -> ConfigError:

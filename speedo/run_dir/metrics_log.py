@@ -42,7 +42,6 @@ from speedo.run_dir.directory import METRICS
 from speedo.run_dir.read_back import number_of
 from speedo.system.json_lines import line_of, values_of
 from speedo.system.line_file import LineFile
-from speedo.system.runs_at import RunsAt
 
 # Of results whose fate is not known yet; late ones leave theirs behind.
 MOST_RESULTS: Final = 20_000
@@ -155,7 +154,9 @@ class MetricsLog:
                 if len(self._results) > MOST_RESULTS:
                     del self._results[next(iter(self._results))]
             case Joined():
-                where = {} if event.runs_at is None else _where(event.runs_at)
+                where = {} if event.runs_at is None else asdict(event.runs_at)
+                if not where.get("device"):  # with Caffe there is none
+                    where.pop("device", None)
                 self._write_fields(event, now, **where)
             case Tested():
                 version, last = self._merged
@@ -264,11 +265,6 @@ def _version_of(line: bytes) -> int | None:
     if MERGED not in line[:200]:
         return None
     return int(_last([line], "version"))
-
-
-def _where(at: RunsAt) -> dict[str, Any]:
-    """Its fields; with Caffe there is no device."""
-    return {name: value for name, value in asdict(at).items() if name != "device" or value}
 
 
 def _continued(path: Path) -> tuple[int, float, int, int]:

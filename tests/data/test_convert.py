@@ -278,7 +278,7 @@ def test_a_killed_conversion_leaves_no_database_and_the_next_one_works(
         str(tmp_path / "out"),
     ]
     process = subprocess.Popen(command)
-    while not list(tmp_path.glob(".out.partial-*/train_lmdb/data.mdb")):
+    while not list(tmp_path.glob(".out.partial-*/new/train_lmdb/data.mdb")):
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL

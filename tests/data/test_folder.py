@@ -180,10 +180,13 @@ def test_of_two_processes_one_builds_and_the_other_finds_it_done(
     assert sorted(result.read_text() for result in results) == ["False", "True"]
 
 
-def test_the_wait_for_another_process_has_a_deadline(tmp_path: Path, source: Path) -> None:
-    holder = locked(tmp_path / "out", 0)
+def test_the_wait_for_another_process_has_a_deadline(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speedo.data.lock.LOCK_WAIT_SECONDS", 0.2)
+    holder = locked(tmp_path / "out")
     with holder, pytest.raises(DataError) as caught:
-        prepare_fashion_mnist(tmp_path / "out", source=source, wait_seconds=0.2)
+        prepare_fashion_mnist(tmp_path / "out", source=source)
     assert f"process {os.getpid()} on " in str(caught.value)
     assert "wait for it, or end it" in str(caught.value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import lmdb
 import numpy as np
 import pytest
 from PIL import Image
+from pydantic import TypeAdapter
 
 from speedo.engines.caffe_import import load_caffe
 from speedo.engines.label_rules import Classes, LabelUse
@@ -361,4 +362,4 @@ def test_the_share_of_time_is_kept(tmp_path: Path) -> None:
 
 def test_values_of_a_mean_are_kept_through_json() -> None:
     rule = replace(RULE, mean=(3, 8, 8), size=(4, 5), datasets=("a",), uses=OF_LABELS.uses)
-    assert RecordRule.from_plain(json.loads(json.dumps(rule.to_plain()))) == rule
+    assert TypeAdapter(RecordRule).validate_json(json.dumps(asdict(rule))) == rule

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from speedo.engines.make import EngineChoice, make_engine
 from speedo.engines.solver.lr_policies import LrPolicy
@@ -184,7 +185,7 @@ def test_the_largest_part_fits_and_the_next_larger_one_does_not(
     memory: StepMemory, room: int
 ) -> None:
     assert memory.of_parts(memory.batch) == memory.of_parts(memory.batch + 1) == memory.total
-    assert StepMemory.from_plain(json.loads(json.dumps(asdict(memory)))) == memory
+    assert TypeAdapter(StepMemory).validate_json(json.dumps(asdict(memory))) == memory
     part = memory.largest_part(room)
     halves = [memory.batch]
     while halves[-1] > 1:

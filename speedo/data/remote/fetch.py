@@ -7,19 +7,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from caffenets.files import read_bytes, written_whole
+from speedo.data.base import Progress, silent
 from speedo.data.remote.uris import Remote, open_remote, store_errors
 from speedo.errors import DataError
 from speedo.system.bounds import said
 from speedo.system.files_below import name_below
 
-Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, the file's name
 CHUNK_BYTES: Final = 1 << 20
 # A file of the store, in the form of sha256sum, that is checked if it is there.
 SUMS: Final = "SHA256SUMS"
@@ -53,10 +53,6 @@ def now_ours(folder: Path) -> None:
     (folder / RECORD).unlink(missing_ok=True)
 
 
-def silent(done: int, total: int, name: str) -> None:
-    """No progress."""
-
-
 def fetch(
     uri: str,
     folder: Path,
@@ -67,6 +63,7 @@ def fetch(
 ) -> list[FetchedFile]:
     """Fetch the file or all files below the folder at `uri` into `folder`; what is there unchanged is kept.
 
+    `progress` gets bytes done, bytes in all, and the file's name.
     With `name` the file gets that name, and the files of a folder come into a folder of that name.
 
     A file must have the `sha256` that is given, or that a file SHA256SUMS in the same folder of the store says. Raises

@@ -21,7 +21,7 @@ from torch import Tensor
 from caffenets.caffe_schema import caffe_pb2
 from caffenets.weight_files.caffemodel import write_model
 from speedo.engines.base import Done, RateSchedule, nobody
-from speedo.engines.evaluation import WHOLE, Part, PartOfTest, combined
+from speedo.engines.evaluation import Part, PartOfTest
 from speedo.engines.files import WrittenModel
 from speedo.engines.pytorch.devices import use_device
 from speedo.engines.pytorch.leaving import LeavingGradient, backward_of, inner_products, products
@@ -33,6 +33,7 @@ from speedo.engines.pytorch.step_memory import step_memory
 from speedo.engines.pytorch.test_nets import TestNets
 from speedo.engines.pytorch.updates import ParameterUpdate
 from speedo.engines.snapshot_hdf5 import write_model_hdf5
+from speedo.engines.solver_engine import SolverEngine
 from speedo.engines.solver_history import history_from, solverstate_in
 from speedo.engines.solver_update import multipliers
 from speedo.engines.solverstate import read_solverstate, write_solverstate
@@ -41,14 +42,14 @@ from speedo.engines.update_rules import SolverFields, float32
 from speedo.engines.weights_check import copy_weights
 from speedo.errors import EngineError
 from speedo.exchange.factors import Factors, Product
-from speedo.exchange.vector import Blob, Layout, Vector
+from speedo.exchange.vector import Vector
 from speedo.system.kept_memory import keep_freed_memory
 
 PRECISIONS = ("float32", "bfloat16")
 
 
-class PytorchEngine:
-    """An `Engine` made from the text of a SolverParameter with inline nets and absolute paths.
+class PytorchEngine(SolverEngine):
+    """A `ModelEngine` made from the text of a SolverParameter with inline nets and absolute paths.
 
     `rank` and `count` choose the shard of the data layers. Test nets in the text are built at the first `evaluate`.
     `folder` is where files with relative names are searched. `threads` are PyTorch's in this process; None leaves
@@ -74,26 +75,20 @@ class PytorchEngine:
         micro_batch: str = "",
         sharing: int = 1,
     ) -> None:
-        if not 0 <= rank < count:
-            raise EngineError(
-                f"rank {rank} of {count}: a rank is 0 or more and less than the count"
-            )
+        super().__init__(lr_policy, rank, count)
         if precision not in PRECISIONS:
             raise EngineError(f"the precision {precision!r} is not one of {', '.join(PRECISIONS)}")
-        self._closed = False
         self._device = use_device(device)
         self._bfloat16 = precision == "bfloat16"
         _use_threads(threads)
         if self._device.type == "cpu":
             keep_freed_memory()
-        self._schedule = self._own_schedule = lr_policy
-        self._batches = 1  # of a step, times iter_size
-        self._iteration = 0
         self._rate = float32(lr_policy.rate(0))
         parameter = caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._parameter = parameter.train_net_param
         self._fields = SolverFields.from_solver(parameter)
+        self._type = self._fields.type
         seed = int(parameter.random_seed)
         # Found faster on CPUs; on GPUs only the tensor cores, which float32 does not use, want this order.
         channels_last = self._device.type != "cuda" or self._bfloat16
@@ -138,11 +133,6 @@ class PytorchEngine:
             raise
 
     @property
-    def layout(self) -> Layout:
-        """The train net's parameter blobs."""
-        return self._net.layout
-
-    @property
     def samples_per_step(self) -> int:
         """Records of one solver step, taken from the shape of the data in the net as built."""
         return self._net.batch * self._fields.iter_size
@@ -162,21 +152,6 @@ class PytorchEngine:
     def learning_rate(self) -> float:
         """The rate that was used last, in float32."""
         return self._rate
-
-    def read_weights(self, out: Vector) -> None:
-        """Copy the parameters into `out`."""
-        self._parameters.read(out)
-
-    def load_weights(self, vector: Vector) -> None:
-        """Copy `vector` into the parameters; test nets share them, the history stays."""
-        self._parameters.write(vector)
-
-    def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
-        self._parameters.change(change)
-
-    def set_iteration(self, iteration: int) -> None:
-        """The global iteration of the next step, from which the rate follows."""
-        self._iteration = iteration
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
@@ -256,32 +231,6 @@ class PytorchEngine:
             self._parameters.add_statistics(whole)
             self._apply(self._parameters.as_gradients(whole), 1)
 
-    def evaluate(self) -> Mapping[str, float]:
-        """The metrics; `EngineError` without a test net, or if weights or outputs are not finite."""
-        metrics = combined([self.evaluate_share(WHOLE)])
-        if not metrics:
-            raise EngineError("there is no test net with an output: add one and its test_iter")
-        return metrics
-
-    def evaluate_share(
-        self, share: PartOfTest, passed: Callable[[int], None] = lambda samples: None
-    ) -> Part:
-        """See `ModelEngine.evaluate_share`.
-
-        An Accuracy layer answers 1.0 for a net full of NaN, so the weights are looked at first.
-        """
-        with self._open():
-            if not self._parameters.are_finite():
-                raise EngineError(
-                    "the weights are not finite: training has diverged; lower base_lr"
-                )
-            return self._tests.score(self._net, share, passed=passed)
-
-    def test_outputs(self) -> tuple[str, ...]:
-        """The names that `evaluate` will give; builds the test nets, but runs none."""
-        with self._open():
-            return self._tests.outputs(self._net)
-
     def copy_from(self, path: Path) -> None:
         """Copy the parameters of a `.caffemodel`, matching layers by name, as Caffe's `--weights` does.
 
@@ -289,10 +238,6 @@ class PytorchEngine:
         """
         with self._open():
             copy_weights(path, *net_blobs(self._net))
-
-    def save(self, path: Path) -> None:
-        """Write the `.caffemodel`, in place by renaming; `EngineError` if it cannot be."""
-        self.written(hdf5=False).write(path)
 
     def written(self, *, hdf5: bool) -> WrittenModel:
         """The `.caffemodel`, or `.caffemodel.h5`, of the present weights; what follows needs no engine."""
@@ -316,18 +261,14 @@ class PytorchEngine:
         with self._open():
             vectors = list(self._update.history.cpu().numpy())
             content = write_solverstate(self.layout, vectors, self._update.updates)
-            return history_from(self._fields.type, self.layout, content)
+            return history_from(self._type, self.layout, content)
 
     def load_history(self, state: bytes) -> None:
         """Take over `history()`, weights aside; `EngineError` if it is another solver's."""
         with self._open():
-            content = solverstate_in(self._fields.type, self.layout, state)
+            content = solverstate_in(self._type, self.layout, state)
             vectors = len(self._update.history)
             self._update.restore(*read_solverstate(self.layout, vectors, content))
-
-    def history_from(self, solverstate: bytes) -> bytes:
-        """The content of a `.solverstate` of Caffe's own as a `history`."""
-        return history_from(self._fields.type, self.layout, solverstate)
 
     def close(self) -> None:
         """Free nets and solver, and end the reading threads."""
@@ -337,6 +278,9 @@ class PytorchEngine:
         self._tests.close()
         self._net.close()
         del self._net, self._parameters, self._update, self._inner
+
+    def _score(self, share: PartOfTest, passed: Callable[[int], None]) -> Part:
+        return self._tests.score(self._net, share, passed=passed)
 
     def _accumulate(self, batches: int, leaving: LeavingGradient | None = None) -> list[Tensor]:
         """Sum the gradients of `batches` batches; their losses, which may still be computed."""

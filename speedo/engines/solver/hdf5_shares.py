@@ -40,19 +40,7 @@ def write_shares(
                 dealt += rows % count
                 if not own:
                     continue
-                with h5py.File(share, "w") as written:
-                    for name, dataset in found.items():
-                        shape = dataset.shape
-                        layout = h5py.VirtualLayout((sum(map(len, own)), *shape[1:]), dataset.dtype)
-                        # HDF5 replaces %b in the names of sources.
-                        source = h5py.VirtualSource(file.replace("%", "%%"), name, shape)
-                        at = 0
-                        for rows_of in own:
-                            layout[at : at + len(rows_of)] = source[
-                                rows_of.start : rows_of.stop : rows_of.step
-                            ]
-                            at += len(rows_of)
-                        written.create_virtual_dataset(name, layout)
+                _write([(file, stretch) for stretch in own], datasets, share)
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise SolverError(
                 f"{owner} reads {file}, which cannot be divided between workers ({error}): create it again, with a "
@@ -92,25 +80,30 @@ def write_rows(
     parts: Sequence[tuple[str, int, int]], datasets: Sequence[str], made: Path, owner: str
 ) -> None:
     """A virtual file of these rows of files, from the first to before the second number of each part."""
-    import h5py
-
     try:
-        with h5py.File(made, "w") as written:
-            for name in datasets:
-                with h5py.File(parts[0][0], "r", locking=False) as opened:
-                    row, kind = opened[name].shape[1:], opened[name].dtype
-                rows = sum(end - first for _, first, end in parts)
-                layout, at = h5py.VirtualLayout((rows, *row), kind), 0
-                for file, first, end in parts:
-                    with h5py.File(file, "r", locking=False) as opened:
-                        shape = opened[name].shape
-                    # HDF5 replaces %b in the names of sources.
-                    source = h5py.VirtualSource(file.replace("%", "%%"), name, shape)
-                    layout[at : at + end - first] = source[first:end]
-                    at += end - first
-                written.create_virtual_dataset(name, layout)
+        _write([(file, range(first, end)) for file, first, end in parts], datasets, made)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise SolverError(f"{owner} reads rows that cannot be put together ({error})") from error
+
+
+def _write(parts: Sequence[tuple[str, range]], datasets: Sequence[str], made: Path) -> None:
+    """A virtual file of these rows of files, one part after another."""
+    import h5py
+
+    with h5py.File(made, "w") as written:
+        for name in datasets:
+            sources = []
+            for file, _ in parts:
+                with h5py.File(file, "r", locking=False) as opened:
+                    shape, kind = opened[name].shape, opened[name].dtype
+                # HDF5 replaces %b in the names of sources.
+                sources.append(h5py.VirtualSource(file.replace("%", "%%"), name, shape))
+            rows = sum(len(stretch) for _, stretch in parts)
+            layout, at = h5py.VirtualLayout((rows, *shape[1:]), kind), 0
+            for source, (_, one) in zip(sources, parts, strict=True):
+                layout[at : at + len(one)] = source[one.start : one.stop : one.step]
+                at += len(one)
+            written.create_virtual_dataset(name, layout)
 
 
 def _stretches(rows: int, rank: int, count: int) -> Iterator[range]:

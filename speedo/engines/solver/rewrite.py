@@ -77,14 +77,10 @@ def solver_for_tester(
 
     The train net is needed for its parameters: it defines the layout, and is exported.
     """
-    parameter = _train_only(spec, seed)
+    parameter = _controlled(spec, seed)
     _read_little(parameter.train_net_param)
-    whole = parse_text(spec.text, caffe_schema().SolverParameter())
-    parameter.test_net_param.extend(whole.test_net_param)
     for net in (parameter.train_net_param, *parameter.test_net_param):
         keep_fillers(net, draws)
-    parameter.test_iter.extend(whole.test_iter)
-    parameter.test_interval = whole.test_interval
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1))
     return to_text(parameter)
 
@@ -94,24 +90,19 @@ def solver_for_scoring(spec: SolverSpec, *, scratch: Path | None = None) -> str:
 
     The processes that share a test need one seed, so that each knows the order of the others.
     """
-    parameter = _train_only(spec, max(spec.random_seed, 0))
-    parameter.ClearField("train_net_param")
-    parameter.ClearField("weights")
-    whole = parse_text(spec.text, caffe_schema().SolverParameter())
-    parameter.test_net_param.extend(whole.test_net_param)
+    parameter = _controlled(spec, max(spec.random_seed, 0))
+    for field in ("train_net_param", "weights", "test_interval"):
+        parameter.ClearField(field)
     for net in parameter.test_net_param:
         keep_fillers(net, Draws.NONE)
-    parameter.test_iter.extend(whole.test_iter)
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1))
     return to_text(parameter)
 
 
 def solver_for_records(spec: SolverSpec, *, batch_size: int, scratch: Path | None = None) -> str:
     """Train and test nets that read all records, whatever the shards: to check them."""
-    parameter = _train_only(spec, None)
+    parameter = _controlled(spec, None)
     set_net_batch(parameter.train_net_param, batch_size)
-    whole = parse_text(spec.text, caffe_schema().SolverParameter())
-    parameter.test_net_param.extend(whole.test_net_param)
     _resolve(parameter, spec.search, _Lists(scratch, 0, 1, "all"))
     return to_text(parameter)
 
@@ -123,9 +114,16 @@ def _read_little(net: Any) -> None:
 
 
 def _train_only(spec: SolverSpec, seed: int | None) -> Any:
-    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
-    for field in ("test_net_param", "test_iter", "test_interval", "stepvalue"):
+    parameter = _controlled(spec, seed)
+    for field in ("test_net_param", "test_iter", "test_interval"):
         parameter.ClearField(field)
+    return parameter
+
+
+def _controlled(spec: SolverSpec, seed: int | None) -> Any:
+    """The solver with all its nets; its rate and its snapshots are controlled from outside."""
+    parameter = parse_text(spec.text, caffe_schema().SolverParameter())
+    parameter.ClearField("stepvalue")
     parameter.lr_policy = "fixed"
     parameter.snapshot = 0
     parameter.snapshot_after_train = False

@@ -16,7 +16,6 @@ from speedo.data.roots import default_data_root
 from speedo.engines.solver import SolverSpec, check_solver
 from speedo.engines.solver.data_layers import count_records
 from speedo.errors import ConfigError, SolverError
-from speedo.run.chosen_solver import chosen_solver
 from speedo.run.datasets import make_dataset, preparable_dataset
 from speedo.study.comparison.one_run import RunFiles, command_of, make
 from speedo.study.comparison.outcome import histories, write_outcome
@@ -232,11 +231,6 @@ def prepared(wish: ComparisonWish, folder: Path, note: Callable[[str], None]) ->
         raise ConfigError("--loss test needs tests during training; use --tests 1 or more")
     runs = runs_of(wish, spec, records)
     return SolverComparison(wish, folder, runs, spec=spec, records=records)
-
-
-def solver_named(given: Path | None) -> Path:
-    """The solver's absolute path. Raises `ConfigError`."""
-    return chosen_solver(given).absolute()
 
 
 def cores() -> int:

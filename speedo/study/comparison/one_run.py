@@ -152,17 +152,9 @@ def remove_former(place: RunFiles) -> None:
 
 def command_of(place: RunFiles, run: Planned) -> list[str]:
     """Of a run with the options of `run`; a broken one continues from its last checkpoint. Raises `ConfigError`."""
-    words = beginning()
+    train = [*beginning(), "speedo", "train"]
     if place.has_checkpoint(run):
-        return [
-            *words,
-            "speedo",
-            "train",
-            "--resume",
-            str(place.run_dir),
-            "--max-iter",
-            str(run.max_iter),
-        ]
+        return [*train, "--resume", str(place.run_dir), "--max-iter", str(run.max_iter)]
     remove_former(place)
     try:
         place.config.parent.mkdir(parents=True, exist_ok=True)
@@ -174,16 +166,9 @@ def command_of(place: RunFiles, run: Planned) -> list[str]:
             f"{error.filename} cannot be written: {error.strerror}; make room there"
         ) from None
     if run.mode == SEQUENTIAL:
-        return [*words, "speedo.study.comparison.sequential", str(place.config), str(place.run_dir)]
-    return [
-        *words,
-        "speedo",
-        "train",
-        "--config",
-        str(place.config),
-        "--run-dir",
-        str(place.run_dir),
-    ]
+        module = "speedo.study.comparison.sequential"
+        return [*beginning(), module, str(place.config), str(place.run_dir)]
+    return [*train, "--config", str(place.config), "--run-dir", str(place.run_dir)]
 
 
 def _status(process: subprocess.Popen[bytes], within_s: float) -> int | None:

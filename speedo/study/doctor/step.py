@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from speedo.engines.step_memory import LayerMemory, StepMemory
 from speedo.study.doctor.base import Finding, size
+from speedo.system.foreign_text import aligned
 
 SHOWN: Final = 10  # layers; the others are one line
 COLUMNS: Final = ("parameters", "values", "workspace")
@@ -26,9 +27,8 @@ def step_finding(memory: StepMemory) -> Finding:
         lines.append(_cells(PASSING, [passing]))
     lines.append(_cells("all", [*memory.layers, passing]))
     records = "1 record" if memory.batch == 1 else f"{memory.batch:,} records"
-    text = (
-        f"{size(memory.total)} for a batch of {records}, estimated from the shapes\n{_table(lines)}"
-    )
+    table = "\n".join(aligned(lines))
+    text = f"{size(memory.total)} for a batch of {records}, estimated from the shapes\n{table}"
     rows = [_row(one) for one in (*memory.layers, *([passing] if memory.passing else []))]
     return Finding("step", "ok", text, rows=tuple(rows))
 
@@ -37,14 +37,6 @@ def _cells(name: str, layers: Iterable[LayerMemory]) -> tuple[str, ...]:
     layers = list(layers)
     sums = [sum(getattr(one, column) for one in layers) for column in COLUMNS]
     return name, *(size(one) if one else "-" for one in sums)
-
-
-def _table(lines: list[tuple[str, ...]]) -> str:
-    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    return "\n".join(
-        "  ".join([name.ljust(first), *(c.rjust(n) for c, n in zip(cells, others, strict=True))])
-        for name, *cells in lines
-    )
 
 
 def _row(layer: LayerMemory) -> dict[str, Any]:

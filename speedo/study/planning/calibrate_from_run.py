@@ -255,10 +255,6 @@ def _wider(means: list[float], steps: int) -> tuple[float, ...]:
     return tuple(max(0.0, 1.0 + (one - 1.0) * steps**0.5) for one in shape_of(means))
 
 
-def _handle() -> str:
-    return f"assumed: {1000 * HANDLE_S:g} ms of the master for each result"
-
-
 def _origin(folder: Path, turns: int, workers: int, cores: int) -> dict[str, str]:
     many = "a worker" if workers == 1 else f"{workers} workers"
     return {
@@ -268,8 +264,8 @@ def _origin(folder: Path, turns: int, workers: int, cores: int) -> dict[str, str
         "time of Redis itself": "assumed: half of a passage",
         "master": "assumed: a payload costs it what fetch and publish cost a worker, check and merge at 5 GB/s",
         "messages": (
-            f"what these turns have left beside all this; {_handle()}; assumed: {1000 * MESSAGE_S:g} ms or more each "
-            "way between machines"
+            f"what these turns have left beside all this; assumed: {1000 * HANDLE_S:g} ms of the master for each "
+            f"result; assumed: {1000 * MESSAGE_S:g} ms or more each way between machines"
         ),
         "teams over machines": "assumed: all of a gradient goes around a ring once it is whole, which takes the "
         "processor as long as Redis's client",

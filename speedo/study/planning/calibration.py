@@ -5,10 +5,10 @@ All times are those of one process on an otherwise idle machine. `origin` says w
 
 from __future__ import annotations
 
-import bisect
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caffenets.files import open_to_write, read_bytes
@@ -192,18 +192,10 @@ class Calibration(_Record):
 
     def step_seconds(self, samples: int) -> float:
         """Seconds of one step: linear between the measured batches, proportional beyond them."""
-        known = sorted(self.steps, key=lambda step: step.samples)
-        place = bisect.bisect_left([step.samples for step in known], samples)
-        if place == len(known):
-            return known[-1].seconds * samples / known[-1].samples
-        above = known[place]
-        if above.samples == samples:
-            return above.seconds
-        if place == 0:
-            return above.seconds * samples / above.samples
-        below = known[place - 1]
-        share = (samples - below.samples) / (above.samples - below.samples)
-        return below.seconds + share * (above.seconds - below.seconds)
+        known = sorted((step.samples, step.seconds) for step in self.steps)
+        sizes, seconds = zip(*known, strict=True)
+        nearest: int = min(max(samples, sizes[0]), sizes[-1])
+        return float(np.interp(nearest, sizes, seconds)) * (samples / nearest)
 
 
 def with_step_time(known: Calibration, seconds: float) -> Calibration:
@@ -253,16 +245,9 @@ def with_threads(known: Calibration, threads: int, speedup: float) -> Calibratio
 
 def shape_of(seconds: list[float]) -> tuple[float, ...]:
     """Quantiles of these times, scaled so that draws from them have mean 1: `Calibration.shape`."""
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    quantiles = []
-    for number in range(QUANTILES):
-        place = number * last / (QUANTILES - 1)
-        low = int(place)
-        high = min(low + 1, last)
-        quantiles.append(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
-    mean = (sum(quantiles) - 0.5 * (quantiles[0] + quantiles[-1])) / (QUANTILES - 1)
-    return tuple(one / mean for one in quantiles)
+    quantiles = np.quantile(seconds, np.linspace(0.0, 1.0, QUANTILES))
+    mean = (quantiles.sum() - 0.5 * (quantiles[0] + quantiles[-1])) / (QUANTILES - 1)
+    return tuple((quantiles / mean).tolist())
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any, Final
 
 from speedo.engines.quadratic import QuadraticEngine
@@ -72,23 +72,11 @@ class PlanWish:
 
 def predict_all(calibration: Calibration, site: Site, wish: PlanWish) -> list[Prediction]:
     """One prediction for each combination; without those whose split batch is smaller than the number of workers."""
-    found = []
-    for mode in wish.modes:
-        for steps in wish.local_steps:
-            for workers in wish.workers:
-                if shares_of(calibration, mode, workers, wish.split) is not None:
-                    found.append(
-                        predict(
-                            calibration,
-                            site,
-                            mode,
-                            workers,
-                            steps,
-                            split=wish.split,
-                            seed=wish.seed,
-                        )
-                    )
-    return found
+    return [
+        predict(calibration, site, mode, workers, steps, split=wish.split, seed=wish.seed)
+        for mode, steps, workers in product(wish.modes, wish.local_steps, wish.workers)
+        if shares_of(calibration, mode, workers, wish.split) is not None
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from speedo.study.planning.calibration import Calibration
@@ -70,15 +71,11 @@ def as_json(
     """The same as plain values; rates in bits per second, times in seconds."""
     return {
         "calibration": calibration.model_dump(mode="json"),
-        "site": {name: getattr(site, name) for name in site.__slots__},
+        "site": asdict(site),
         "images_per_s": calibration.images_per_s,
-        "predictions": [_fields(one) for one in predictions],
-        "best": _fields(best_of(predictions)),
+        "predictions": [asdict(one) for one in predictions],
+        "best": asdict(best_of(predictions)),
     }
-
-
-def _fields(one: Prediction) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__slots__}
 
 
 def _table(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -196,12 +196,6 @@ def aside(job: Job) -> Job:
         then()
 
     return begin
-
-
-def side_by_side(jobs: Iterator[Job]) -> Job:
-    """As `together`; one alone is run as it is."""
-    first, *others = jobs
-    return together(first, *others) if others else first
 
 
 @dataclass(frozen=True, slots=True)

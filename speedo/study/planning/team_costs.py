@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -62,8 +63,7 @@ def _gradients(engine: Engine, choice: EngineChoice) -> dict[str, Any]:
     gradients: list[float] = []
     updates: list[float] = []
     ready: dict[tuple[int, int], list[float]] = {}
-    end = time.perf_counter() + LONG_S
-    while len(steps) < FEWEST or (time.perf_counter() < end and len(steps) < MOST):
+    for _ in _tries(LONG_S):
         let_others_run(choice, False)
         began = time.perf_counter()
         engine.step(1, delta)
@@ -100,13 +100,18 @@ def _sum_seconds(product: Product) -> float:
 
 def _least(call: Callable[[], object]) -> float:
     """Seconds of the shortest call, which others have disturbed least."""
-    found: list[float] = []
-    end = time.perf_counter() + LONG_S / 4
-    while len(found) < FEWEST or (time.perf_counter() < end and len(found) < MOST):
+    found = []
+    for _ in _tries(LONG_S / 4):
         began = time.perf_counter()
         call()
         found.append(time.perf_counter() - began)
     return min(found)
+
+
+def _tries(seconds: float) -> Iterator[int]:
+    """Numbers for so long, at least `FEWEST` and at most `MOST`."""
+    end = time.perf_counter() + seconds
+    return takewhile(lambda done: done < FEWEST or time.perf_counter() < end, range(MOST))
 
 
 def ring_seconds(size: int) -> float:
@@ -130,10 +135,7 @@ def ring_seconds(size: int) -> float:
 
         try:
             call()  # connects
-            end = time.perf_counter() + LONG_S
-            found: list[float] = []
-            while len(found) < FEWEST or (time.perf_counter() < end and len(found) < MOST):
-                found.append(call())
+            found = [call() for _ in _tries(LONG_S)]
         finally:
             for one in hosts:
                 one.close("it is measured")

@@ -30,7 +30,6 @@ from speedo.study.planning.shared_resources import (
     aside,
     chain,
     pause,
-    side_by_side,
     together,
 )
 from speedo.study.planning.site import Site
@@ -290,18 +289,16 @@ class TimedCluster(SimulatedCluster):
     def _fetch(self, machine: int) -> Job:
         """A worker reads a center, all ranges side by side."""
         share = self.calibration.center_bytes / len(self._keepers)
-        ranges = (
-            self.machines.read(self.workers_store, machine, share, one) for one in self._keepers
+        return together(
+            *(self.machines.read(self.workers_store, machine, share, one) for one in self._keepers)
         )
-        return side_by_side(ranges)
 
     def _publish(self, machine: int) -> Job:
         """A worker writes a payload, all ranges side by side."""
         share = self.calibration.payload_bytes / len(self._keepers)
-        ranges = (
-            self.machines.write(self.workers_store, machine, share, one) for one in self._keepers
+        return together(
+            *(self.machines.write(self.workers_store, machine, share, one) for one in self._keepers)
         )
-        return side_by_side(ranges)
 
     def _actor_call_work(self, machine: int) -> Job:
         """One end of a message between master and server, which are Ray's on one machine, too."""

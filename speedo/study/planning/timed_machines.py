@@ -28,10 +28,6 @@ class Machines:
         """A job of processor time."""
         return self.cores(machine).job(seconds)
 
-    def pause(self, seconds: float) -> Job:
-        """A job that only waits."""
-        return pause(self.timeline, seconds)
-
     def cores(self, machine: int) -> Shared:
         """The cores of a machine; namespaces of one machine share its."""
         number = 0 if self.site.one_processor else machine
@@ -76,7 +72,7 @@ class Machines:
         idle = max(0.0, costs.seconds - costs.client - costs.server)
         client = self.compute(machine, costs.client - both)
         server = self._serve(costs.server - both, keeper)
-        job = chain(client, server, self.pause(idle))
+        job = chain(client, server, pause(self.timeline, idle))
         if both:
             at_once = self.compute(machine, both), self._serve(both, keeper)
             job = chain(together(*at_once), job)
@@ -86,11 +82,11 @@ class Machines:
         trips = 2 if nbytes > RECORD_BYTES else 1  # Redis is asked twice for a longer one
         ways = ((there, "out"), (machine, "in")) if out else ((machine, "out"), (there, "in"))
         travel = together(*(self.port(way).job(nbytes / bytes_per_s) for way in ways))
-        wait = self.pause(trips * self.site.round_trip)
+        wait = pause(self.timeline, trips * self.site.round_trip)
         return chain(wait, together(job, travel, self.packets(nbytes)))
 
     def _serve(self, seconds: float, keeper: Keeper) -> Job:
         """Work of Redis's single thread; shared memory has none."""
         if seconds <= 0.0:
-            return self.pause(0.0)
+            return pause(self.timeline, 0.0)
         return keeper.redis.job(self.compute(keeper.machine, seconds))

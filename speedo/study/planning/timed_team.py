@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from speedo.study.planning.calibration import Calibration
-from speedo.study.planning.shared_resources import Job, Queue, Then, chain, together
+from speedo.study.planning.shared_resources import Job, Queue, Then, chain, pause, together
 from speedo.study.planning.team_round import TeamRound, ring_bytes
 from speedo.study.planning.timed_machines import Machines
 
@@ -175,7 +175,7 @@ class TimedTeam:
     def hops(self, count: int) -> Job:
         """The first piece passes so many links, one after another, and wakes a process up behind each."""
         latency = 0.5 * self.machines.site.round_trip + self._costs.message
-        return self.machines.pause(count * latency)
+        return pause(self.machines.timeline, count * latency)
 
     def add_up(self, share: float) -> Job:
         """This share of the vector is looked at by each, and summed by the first member of each host."""

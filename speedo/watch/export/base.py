@@ -74,14 +74,6 @@ class ExportedRun:
     note: Callable[[str], None]
 
 
-def _nothing(resumed: bool, **options: Any) -> Mapping[str, Any]:
-    return {}
-
-
-def _no_conflicts(config: Any) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class Export:
     """The declaration of an exporter: its file holds it as `EXPORT`, and is found by that.
@@ -93,8 +85,8 @@ class Export:
     """
 
     make: Callable[..., Exporter | None]
-    check: Callable[..., Mapping[str, Any]] = _nothing
-    conflicts: Callable[[Any], list[str]] = _no_conflicts
+    check: Callable[..., Mapping[str, Any]] = lambda resumed, **options: {}
+    conflicts: Callable[[Any], list[str]] = lambda config: []
     of_solvers: tuple[str, ...] = ()
 
     @cached_property

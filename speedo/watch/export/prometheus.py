@@ -214,7 +214,8 @@ class PrometheusMetrics:
         status = self._status()
         yield InfoMetricFamily("speedo_run", "The run.", {**self._info, "mode": status.mode})
         workers = GaugeMetricFamily("speedo_workers", "Workers by state.", labels=["state"])
-        states = Counted("away" if one.is_away else _state(one.state) for one in status.workers)
+        states = Counted("away" if one.is_away else one.state for one in status.workers)
+        states["waiting"] = len(status.workers) - states["away"] - states["training"]
         for state in STATES:
             workers.add_metric([state], states[state])
         yield workers
@@ -233,11 +234,6 @@ class PrometheusMetrics:
         ):  # fmt: skip
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"speedo_{name}", help, value)
-
-
-def _state(state: str) -> str:
-    """One of `STATES`, for a worker that is there."""
-    return "training" if state == "training" else "waiting"
 
 
 def _make(

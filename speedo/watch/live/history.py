@@ -29,7 +29,6 @@ from speedo.run_dir.read_back import MOST_LINE_BYTES
 from speedo.system.json_lines import values_of
 from speedo.watch.live.curves import MeanCurve, RateCurve
 
-RECENT_S: Final = 10.0  # images/s are means over this many seconds
 RECENT_RESULTS: Final = 20  # staleness is the mean of this many
 PACE_S: Final = 60.0  # the time left is computed from the iterations of this many seconds
 MOST_BYTES: Final = 4 << 20  # read at a time
@@ -50,25 +49,17 @@ class WorkerHistory:
     cause: str = ""
     died: float = 0.0
     _staleness: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_RESULTS))
-    _recent: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
     def staleness(self) -> float:
         """Of its latest merged results; NaN without any."""
         return sum(self._staleness) / len(self._staleness) if self._staleness else math.nan
 
-    def images_per_s(self, now: float) -> float:
-        """Over the seconds before this time of the log."""
-        return sum(count for moment, count in self._recent if moment > now - RECENT_S) / RECENT_S
-
-    def merge(self, now: float, samples: int, staleness: int, loss: float) -> None:
+    def merge(self, staleness: int, loss: float) -> None:
         """One result more."""
         self.merged += 1
         self.loss = loss
         self._staleness.append(staleness)
-        self._recent.append((now, samples))
-        while self._recent[0][0] <= now - RECENT_S:
-            self._recent.popleft()
 
 
 @dataclass
@@ -136,7 +127,7 @@ class LogHistory:
 
     def _merged(self, event: ResultMerged) -> None:
         now, iteration, staleness = event.seconds, event.iteration, event.staleness
-        self._worker(event.worker).merge(now, event.samples, staleness, event.loss)
+        self._worker(event.worker).merge(staleness, event.loss)
         self.decisions["merged"] += 1
         self.staleness[min(staleness, MOST_STALENESS)] += 1
         self.iteration, self.version = iteration, event.version

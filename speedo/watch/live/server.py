@@ -193,9 +193,9 @@ class Page:
                 if looks != self._live.looks:
                     looks = self._live.looks
                     now, curves = self._live.now(), self._live.news(sent)
-                    state = json.dumps(
-                        {**now, "workers": [_without_age(one) for one in now["workers"]]}
-                    )
+                    # What a second changes by itself is no news.
+                    ageless = [{**one, "died_s_ago": None} for one in now["workers"]]
+                    state = json.dumps({**now, "workers": ageless})
                     if curves or state != before or quiet >= QUIET_S:
                         before, quiet = state, 0.0
                         yield (
@@ -256,11 +256,6 @@ async def _body(request: Request) -> bytes:
         if len(body) > MOST_BODY:
             raise ValueError("too long")
     return body
-
-
-def _without_age(worker: dict[str, Any]) -> dict[str, Any]:
-    """What a second changes by itself is no news."""
-    return {**worker, "died_s_ago": None}
 
 
 def _refused() -> Response:

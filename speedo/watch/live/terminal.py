@@ -145,10 +145,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int) -> list
     """A curve in braille, this many cells wide and high, with its least and its largest value at the left."""
     if not points:
         return ["nothing yet", *[""] * (height - 1)]
-    (least_x, most_x), (least, most) = (
-        _ends(one[0] for one in points),
-        _ends(one[1] for one in points),
-    )
+    (least_x, most_x), (least, most) = ((min(one), max(one)) for one in zip(*points, strict=True))
     cells = [[0] * width for _ in range(height)]
     before: tuple[int, int] | None = None
     for x, y in points:
@@ -162,11 +159,6 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int) -> list
         labels.get(number, "").rjust(LABEL - 1) + " " + "".join(chr(0x2800 + cell) for cell in row)
         for number, row in enumerate(cells)
     ]
-
-
-def _ends(values: Iterable[float]) -> tuple[float, float]:
-    known = list(values)
-    return min(known), max(known)
 
 
 def _between(before: tuple[int, int] | None, now: tuple[int, int]) -> Iterable[tuple[int, int]]:

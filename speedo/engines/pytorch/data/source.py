@@ -48,7 +48,9 @@ class BatchSource(SourceLayer):
         super().__init__(param, place)
         self._pin = pin
         self._ahead = ahead
-        self._decoders = decoders or (min(_MOST_DECODERS, _cores()) if pin else 1)
+        self._decoders = decoders or (
+            min(_MOST_DECODERS, len(os.sched_getaffinity(0))) if pin else 1
+        )
         self._prefetch: Prefetch | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._ranges: deque[tuple[int, int]] = deque()  # to come: first record, and how many
@@ -179,10 +181,3 @@ class BatchSource(SourceLayer):
             raise
         except Exception as error:
             raise self.refuse(f"cannot read its next batch: {error}") from error
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
