@@ -315,6 +315,7 @@ class Part:
     losses: tuple[float, ...] = ()
     summed_by: int | None = None
     steps: int = 0
+    records: Records = ()
 
 
 @record
@@ -446,8 +447,7 @@ class Result:
 class Decision:
     """What a strategy wants, worker by worker; carried out in this order.
 
-    `why` is the cause of the discards. The results of all in `merge` make one new version. `may_wait`: who trains would
-    do so whatever becomes of other results, and may be sent after those that have come already.
+    `why` is the cause of the discards. All in `merge` make one version. `may_wait`: results here come before `train`.
     """
 
     discard: tuple[int, ...] = ()

@@ -234,7 +234,8 @@ def _merge(values: dict[str, Any]) -> Merge:
 
 def _part(values: dict[str, Any]) -> Part:
     losses = tuple(map(_number, values["losses"]))
-    return Part(**{**values, "loss": _number(values["loss"]), "losses": losses})
+    records = tuple(map(tuple, values["records"]))
+    return Part(**{**values, "loss": _number(values["loss"]), "losses": losses, "records": records})
 
 
 def _number(value: float | None) -> float:

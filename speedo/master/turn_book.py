@@ -281,6 +281,7 @@ class TurnBook:
             event.losses,
             None if event.worker == leader else leader,
             whole_steps if ends_early else turn.samples // turn.per_step,
+            event.records,
         )
 
     def _workers_of(self, unit: int) -> tuple[int, ...]:

@@ -203,8 +203,8 @@ class MetricsLog:
             }
             if part.losses:
                 fields["losses"] = part.losses
-            if result is not None and result.records:
-                fields["records"] = result.records
+            if part.records:
+                fields["records"] = part.records
             self._write(now, "result", fields)
 
     def together(self) -> AbstractContextManager[None]:
