@@ -27,9 +27,8 @@ def counters(version: int, epoch: int = 2) -> Counters:
 
 def merge(version: int, worker: int = 0) -> Merge:
     ticket = 10 * version + worker
-    return Merge(
-        version, version // 2, 8 * version, 0.5, (Part(worker, 1, ticket, 8, 2, math.nan),)
-    )
+    part = Part(worker, 1, ticket, 8, 2, math.nan, records=((0, 8, 16),))
+    return Merge(version, version // 2, 8 * version, 0.5, (part,))
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -47,6 +46,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     (part,) = entry.merges[0].parts
     assert (part.worker, part.ticket, part.samples, part.staleness) == (1, 21, 8, 2)
     assert math.isnan(part.loss)
+    assert part.records == ((0, 8, 16),)
 
 
 def test_merges_are_those_since_the_version_before(tmp_path: Path) -> None:

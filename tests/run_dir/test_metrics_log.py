@@ -39,6 +39,16 @@ def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Pat
     assert lines[1]["timings"] == {"compute": 0.25}
 
 
+def test_a_line_that_is_made_up_has_the_records_of_its_result(tmp_path: Path) -> None:
+    """Those of a script seemed to be trained by nobody, after a standby had taken over."""
+    log = MetricsLog(tmp_path, start=0.0, resumed=True)
+    part = Part(0, 1, 7, 10, 0, 0.5, records=((2, 0, 10),))
+    log.make_up([Merge(1, 1, 10, 1.0, (part,))], 1.0)
+    log.close()
+    (line,) = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
+    assert line["records"] == [[2, 0, 10]]
+
+
 def test_each_master_says_what_a_clock_on_the_wall_shows_and_how_many_records_there_are(
     tmp_path: Path,
 ) -> None:
