@@ -163,11 +163,10 @@ def test_it_goes_on_from_the_newest_center_in_the_same_stores(tmp_path: Path) ->
     ]
 
 
-@pytest.mark.parametrize("what", ["own", "servers", "a snapshot of Caffe's"])
+@pytest.mark.parametrize("what", ["servers", "a snapshot of Caffe's"])
 def test_what_no_store_of_the_master_has_is_not_taken_from_there(tmp_path: Path, what: str) -> None:
-    options: dict[str, Any] = {"own": {"own": True}, "servers": {"servers": "2"}}.get(what, {})
-    if not options:
-        options["resumed"] = CaffeSnapshot(tmp_path, 0, tmp_path, StoredState(0, "", 0, ()))
+    snapshot = CaffeSnapshot(tmp_path, 0, tmp_path, StoredState(0, "", 0, ()))
+    options: dict[str, Any] = {"servers": "2"} if what == "servers" else {"resumed": snapshot}
     made = begun(tmp_path, **options)
 
     def first(attempt: Attempt) -> None:

@@ -4,6 +4,8 @@ The last epoch has no test: workers 0 and 1 leave in it, after some of its batch
 """
 
 import sys
+import time
+from pathlib import Path
 
 import no_compiler  # noqa: F401
 import torch
@@ -24,6 +26,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 def loss_of(batches, how):
     total = seen = 0
+    if how == "together":  # however busy the machine is, one worker does not make the test alone
+        Path(f"tests-{epoch}-{run.rank}").touch()
+        while len(list(Path().glob(f"tests-{epoch}-*"))) < 2:
+            time.sleep(0.01)
     for some, right in batches:
         total += nn.functional.mse_loss(model(some), right, reduction="sum").item()
         seen += len(some)
