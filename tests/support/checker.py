@@ -208,7 +208,9 @@ class Checker:
             self.require(steps * per_step == event.samples, "no whole steps", event)
             self.require(1 <= steps <= turn.train.steps, "wrong length", event)
             samples = event.samples
-        self.held[key] = Part(*key, samples, staleness, event.loss, steps=steps)
+        self.held[key] = Part(
+            *key, samples, staleness, event.loss, steps=steps, records=event.records
+        )
         if ticket in self.void:  # what was given ahead begins with it
             self.turns.pop(worker, None)
             self.ahead.pop(worker, None)

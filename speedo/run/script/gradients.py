@@ -74,6 +74,7 @@ class GradientTurns:
         self._is_short = False  # the last deal was
         self._has_turn, self._end_turn, self._lose_turn = has_turn, end_turn, lose_turn
         self._worker: ScriptWorker | None = None
+        self._meeting: TeamMeeting | None = None
         self._team: DrivenTeam | None = None
         self._rows = deque[Row]()
         self.idle = False  # the present step is one of the others
@@ -93,15 +94,18 @@ class GradientTurns:
         self.leaves = False  # this worker will pause, and has the present turn end
         self._times = 0
 
-    def open(
-        self, worker: ScriptWorker, folder: Path, reach: Callable[[Team], HostExchange]
-    ) -> None:
-        """Meet those of the host in this folder of it, and `reach` those of the team's other hosts."""
+    def listen(self, folder: Path, worker: int, incarnation: int) -> None:
+        """Be found in this folder by the others of the host, before a master can have them meet."""
         if self._team is not None:
             self._team.close()
-        gathering = TeamMeeting(folder, worker.worker, worker.incarnation)
+            self._team = self._meeting = None
+        self._meeting = self._meeting or TeamMeeting(folder, worker, incarnation)
+
+    def open(self, worker: ScriptWorker, reach: Callable[[Team], HostExchange]) -> None:
+        """Meet those of the host, and `reach` those of the team's other hosts."""
+        assert self._meeting is not None
         self._worker = worker
-        membership = Membership(worker.worker, gathering, reach)
+        membership = Membership(worker.worker, self._meeting, reach)
         self._team = DrivenTeam(worker, membership, self._gradients)
 
     def close(self) -> None:

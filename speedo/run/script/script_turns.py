@@ -137,11 +137,13 @@ class ScriptTurns:
 
     def _connect(self, hello: Hello) -> None:
         """Take the turns of the run's present master. Raises as `TurnSource.begin`."""
-        worker = self._work_for(self.start, self.source.begin(hello))
+        start, place = self.start, self.start.place
         if self.gradients is not None:
-            start = self.start
-            reach = partial(between_hosts_of, start.settings, start.place, self.source.missing)
-            self.gradients.open(worker, host_folder(), reach)
+            self.gradients.listen(host_folder(), place.worker, place.incarnation)
+        worker = self._work_for(start, self.source.begin(hello))
+        if self.gradients is not None:
+            reach = partial(between_hosts_of, start.settings, place, self.source.missing)
+            self.gradients.open(worker, reach)
         if worker.overlap:
             self.source.read_ahead(worker.fetch_ahead)
             self._publisher = self._publisher or Publisher(self.source, self.share)
@@ -173,9 +175,8 @@ class ScriptTurns:
         place, keyspace = self.start.place, self.start.settings.keyspace
         self.hello(self.start.job.batch)
         if self.worker is not None and place.history is not None:
-            self._kept.restore(
-                take_history(self.worker.store, keyspace, place.worker, place.history)
-            )
+            state = take_history(self.worker.store, keyspace, place.worker, place.history)
+            self._kept.restore(state)
         self.has_turn()
 
     def done(self, meanwhile: Callable[[], None], unhook: Callable[[], None]) -> None:
@@ -374,9 +375,8 @@ class ScriptTurns:
     def _test(
         self, number: int, measure: Measure, data: Any, batch: int | None
     ) -> dict[str, float] | None:
-        part = None
-        if data is not None:
-            part = SharedTest(self.source, data, batch, self.start.settings.workers)
+        workers = self.start.settings.workers
+        part = None if data is None else SharedTest(self.source, data, batch, workers)
         records = 0 if part is None else part.records
         turn = self.source.test_turn(number, records)
         if not turn.takes_part:

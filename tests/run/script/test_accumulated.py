@@ -59,7 +59,8 @@ class Member:
             self,
             self.share,  # type: ignore[arg-type]
         )
-        self.turns.open(self.worker, run.folder, lambda team: pytest.fail("one host"))
+        self.turns.listen(run.folder, self.worker.worker, self.worker.incarnation)
+        self.turns.open(self.worker, lambda team: pytest.fail("one host"))
 
     # -------------------------------------------------------- as the gradients of a module
 
