@@ -56,6 +56,8 @@ def run_library(
     assert len(more) <= 3, more  # those that are compared first
     lines = read_lines(folder / "run" / "metrics.jsonl")
     assert trained(lines) == EACH_ONCE
+    refused = [line for line in lines if line.get("decision") == "refused"]
+    assert not refused, "a member of the team was not found by another one"
     losses = [line["loss"] for line in lines if line["event"] == "result"]
     assert losses[-1] < 0.5 * losses[0], losses
     for rank in range(WORKERS):
