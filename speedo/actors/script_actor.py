@@ -91,7 +91,7 @@ class ScriptActor:
         self._done, self._status, self._problem = False, 0, ""
         self._knows_end = False  # it has been notified that the run is over
         self._hello: Hello | None = None  # that of the present place
-        self._first: Hello | None = None  # that of the first
+        self._last: Hello | None = None  # the last, of whichever place
         self._saved: dict[int, StateSaved] = {}  # by version
         self._hears = True  # the script is at the other end of the link
         self._heard_more = threading.Condition()
@@ -168,12 +168,14 @@ class ScriptActor:
     def _ready(self, start: Start) -> WorkerReady:
         """What the script says to this place, however long it takes."""
         self._until(lambda: self._hello is not None or self._start is not start)
+        if self._start is not start:
+            raise EngineError("the run has another master by now")
         if self._done:
             self._tell_start()
-        hello = self._first if self._done else self._hello
+        hello = self._last if self._done else self._hello
         if hello is None:
             raise EngineError(f"{self._cause()}; see {self._log}")
-        self._first = hello
+        self._last = hello
         settings, near = start.settings, is_near(start.settings.near)
         if not near:  # turns may come before `serve`
             self._relay = ChannelRelay(self._private_folder(), self._answered)
@@ -205,7 +207,7 @@ class ScriptActor:
         Without one they are those of `turn`, and the master gets their results.
         """
         where, start = folder if self._relay is None else str(self._relay.folder), self._start
-        if not self._done:
+        if not self._done and self._hello is not None:  # else a master calls that is gone
             self._tell(Serve(where, self._servers()))
         if not self._until(lambda: self._start is not start) and not self._done:
             raise EngineError(self._cause())

@@ -261,7 +261,7 @@ class LeaseBook:
     def from_state(cls, state: Mapping[str, Any], *, same_scripts: bool = False) -> LeaseBook:
         """The book of a run that goes on, with the `same_scripts` or with others, which may want other epochs."""
         try:
-            wanted = state["wanted"] if same_scripts else 0
+            wanted = state.get("wanted", 0) if same_scripts else 0
             numbers = [state[name] for name in ("seed", "records", "epoch", "position")]
             free = join_ranges(Lease(*three) for three in state["free"])
             seed, records, epoch, position = numbers
