@@ -242,7 +242,7 @@ def _start(
 
             head = None if starting is None else node.enter_context(starting.connected())
             master = load_master()
-            here = config.ray is None and port is None
+            here = config.ray is None and port is None and not config.own
             workers = load_workers(prepared.settings, config.workers) if here else []
             if checking is not None:
                 facts = checking.result()

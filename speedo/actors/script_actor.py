@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from typing import Any, Final
 from caffenets.files import last_bytes
 from speedo.actors.death_causes import SCRIPTS_OWN
 from speedo.actors.ray_errors import is_gone
-from speedo.actors.ray_node.session import users_environment
+from speedo.actors.script_process import ScriptProcess, environment_of
 from speedo.actors.worker_actor import WorkerReady
 from speedo.engines.native_failures import capture_stderr, describe_exit
 from speedo.errors import EngineError
@@ -56,7 +54,6 @@ from speedo.run.script_link import (
 )
 from speedo.run.settings import RunSettings
 from speedo.run_dir.directory import LOCK
-from speedo.system import dies_with_parent
 from speedo.system.cores import UNBOUND, CoreShare, list_of
 from speedo.system.private_folders import make_private_folder
 from speedo.system.runs_at import RunsAt
@@ -87,8 +84,8 @@ class ScriptActor:
         self._link: Connection | None = None
         self._sending = threading.Lock()
         self._over = threading.Event()  # the script has ended, or trains no more
-        self._ended = threading.Event()  # its process has ended
-        self._done, self._status, self._problem = False, 0, ""
+        self._process = ScriptProcess()
+        self._done, self._problem = False, ""
         self._knows_end = False  # it has been notified that the run is over
         self._hello: Hello | None = None  # that of the present place
         self._last: Hello | None = None  # the last, of whichever place
@@ -103,6 +100,11 @@ class ScriptActor:
 
     def process(self) -> int:
         return os.getpid()
+
+    def warm_up(self, settings: RunSettings, threads: int) -> None:
+        """Load what the script will import, before it is known which worker this will be."""
+        assert isinstance(settings.spec, ScriptJob)
+        self._process.load(settings.spec, environment_of(settings, threads))
 
     def start(
         self,
@@ -128,15 +130,11 @@ class ScriptActor:
             listener.listen(1)
             listener.settimeout(JOIN_S)
             environment = {
-                "OMP_NUM_THREADS": str(share.threads),
-                # A set has one order in all workers.
-                "PYTHONHASHSEED": str(settings.seed % (1 << 32)),
-                **users_environment(),
+                **environment_of(settings, share.threads),
                 VARIABLE: str(scratch),
                 PLACE: f"{place.worker}/{settings.workers}",
             }
-            # The kernel ends the script with the thread that started it, so that one lives as long as this actor.
-            threading.Thread(target=self._run, args=(environment,), daemon=True).start()
+            self._process.begin(self._job, environment, log, self._trains_no_more)
             self._link = self._accepted(listener)
         threading.Thread(target=self._listen, daemon=True).start()
         run_dir = log.parent.parent  # on another machine there are only logs
@@ -191,11 +189,11 @@ class ScriptActor:
         )
 
     def _accepted(self, listener: socket.socket) -> Connection:
-        while not self._ended.is_set():
+        while not self._process.ended.is_set():
             with suppress(TimeoutError):
                 made, _ = listener.accept()
                 return Connection(made.detach())
-        if self._status:
+        if self._process.status:
             raise EngineError(f"{self._cause()}; see {self._log}")
         raise EngineError(
             f"{self._job.path} ended without a call of speedo.join: a script trains inside `with speedo.join(...)`"
@@ -266,7 +264,7 @@ class ScriptActor:
 
     def over(self, version: int) -> None:
         """The run is over; this version of the center is what it came to."""
-        self._final, self._knows_end = version, not (self._ended.is_set() or self._problem)
+        self._final, self._knows_end = version, not (self._process.ended.is_set() or self._problem)
         if self._link is not None:
             self._tell(RunOver(version))
         if self._relay is not None:
@@ -277,28 +275,10 @@ class ScriptActor:
 
         One that ended before it knew of the end was a worker that died: that is reported already, and settled.
         """
-        self._ended.wait()
-        return self._cause() if self._status and self._knows_end else ""
+        self._process.ended.wait()
+        return self._cause() if self._process.status and self._knows_end else ""
 
     # ------------------------------------------------------------ the script
-
-    def _run(self, environment: dict[str, str]) -> None:
-        """The script's life, in a thread of its own."""
-        try:
-            child = subprocess.Popen(
-                dies_with_parent.command(self._job.command),
-                env=environment,
-                cwd=self._job.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # the log
-                stderr=2,
-            )
-            self._status = child.wait()
-        except OSError as error:
-            print(f"{self._job.command[0]} cannot be started: {error.strerror}", file=sys.stderr)
-            self._status = 127
-        self._ended.set()
-        self._trains_no_more()
 
     def _trains_no_more(self) -> None:
         self._over.set()
@@ -313,15 +293,15 @@ class ScriptActor:
 
     def _cause(self) -> str:
         """Why the script ended, with its last words."""
-        if not self._ended.wait(RAISED_S if self._problem else END_S):
+        if not self._process.ended.wait(RAISED_S if self._problem else END_S):
             if self._problem:
                 return f"{SCRIPTS_OWN}raised {self._problem}"
             return f"{SCRIPTS_OWN}left the run, and continues outside of it"
-        text = f"{SCRIPTS_OWN}{describe_exit(self._status)}"
+        text = f"{SCRIPTS_OWN}{describe_exit(self._process.status)}"
         words = _last_line(self._log)
-        if not self._status and not self._done:
+        if not self._process.status and not self._done:
             return f"{text} inside of `with speedo.join(...)`: leave that block first"
-        return f"{text}: {words}" if self._status and words else text
+        return f"{text}: {words}" if self._process.status and words else text
 
     # ------------------------------------------------------------ the link
 
@@ -334,7 +314,7 @@ class ScriptActor:
             self._hears = False
             self._heard_more.notify_all()
         if not self._done:
-            self._ended.wait()
+            self._process.ended.wait()
         self._trains_no_more()
 
     def _heard(self, message: FromScript) -> None:
@@ -357,7 +337,7 @@ class ScriptActor:
                     self._heard_more.notify_all()
             case Raised():
                 self._problem = message.problem
-                self._ended.wait(RAISED_S)
+                self._process.ended.wait(RAISED_S)
                 self._trains_no_more()
             case Done():
                 self._done = True

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from speedo.actors.host_manager import EndOfWorker, Orders
 from speedo.actors.ray_errors import is_gone, raised_by, why
+from speedo.actors.spare_worker import SETTLED_S, SpareWorker
 from speedo.actors.worker_actor import WorkerReady
 from speedo.actors.worker_process import STOPPED, WorkerProcess
 from speedo.engines.solver.holding import Holding, holding_of
@@ -66,6 +67,7 @@ class WorkerHost:
         self._master, self._settings, self._name = master, settings, name
         self._folders, self._note = (logs, scratch, data_root), note
         self._processes: list[WorkerProcess] = []
+        self._spare = SpareWorker()
         self._machine, self._count = this_machine(), 0
         self._restarts = 0
         self._round = 0
@@ -125,6 +127,7 @@ class WorkerHost:
                             self._join(starting.pop(one), answer)
         if starting and len(starting) == len(self._processes):
             raise KeyboardInterrupt
+        self._spare.due = time.monotonic() + SETTLED_S
         self._watcher.start()
 
     @contextmanager
@@ -270,6 +273,7 @@ class WorkerHost:
         self._stopping.set()
         with self._lock:
             self._leave(self._processes, cause, wait=False)
+            self._spare.end()
 
     # ------------------------------------------------------------ the watcher's thread
 
@@ -308,6 +312,8 @@ class WorkerHost:
             places = [process.place for process in self._processes if process.place is not None]
             alive = tuple((place.worker, place.incarnation) for place in places)
             self._asked = self._master.attend.remote(self._name, alive)
+            if not (self._is_short() or any(one.options for one in self._processes)):
+                self._spare.look(self._settings, self._count, now)
 
     def _begin(self, process: WorkerProcess, now: float) -> None:
         """Ask for a place, once: a master that is busy answers late, and would give a second one to another request."""
@@ -333,7 +339,7 @@ class WorkerHost:
             if all(one.given_up for one in self._processes):
                 self.last_died = place.reason
             return
-        self._begin_at(process, place, now)
+        self._begin_at(process, place, now, self._spare.take())
 
     def _ask_for_place(self, process: WorkerProcess) -> Any:
         return self._master.assign.remote(self._name, process.former, process.request)
@@ -378,6 +384,7 @@ class WorkerHost:
         process.end()
         stays_away = for_good or self._hands_in
         pause = None if stays_away else process.restarts.pause_after(up_s)
+        self._spare.due = now
         if pause is not None:
             process.due = now + pause
             outlook = f"restarting in {pause:.0f} s" if pause else "restarting"

@@ -58,7 +58,7 @@ class WorkerProcess:
         due: float = 0.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.number, self._options = number, options or {}
+        self.number, self.options = number, options or {}
         self.restarts = Restarts(restarts)
         self.place: Assignment | None = None
         self.former: int | None = None
@@ -93,7 +93,7 @@ class WorkerProcess:
         self.log = logs / f"worker-{place.worker}.log"
         self._scratch = scratch_of(scratch, place, settings.epoch)
         self._log_begin, self._kills = size_of(self.log), memory_kills()
-        self.actor = actor or _spawn(settings, self._options)
+        self.actor = actor or _spawn(settings, self.options)
         self._who = self.actor.process.remote()
         self.starting = self.actor.start.remote(
             settings, place, self.log, self._scratch, data_root, master, share
@@ -189,13 +189,15 @@ class WorkerProcess:
 
 def load_workers(settings: RunSettings, count: int) -> list[Any]:
     """This many processes that load what any place of this machine needs, for `WorkerProcess.begin`."""
-    if isinstance(settings.spec, ScriptJob):
-        return []  # nothing is known of what a script needs
     settings = replace(settings, near=Near(network_of_machine(), gettempdir()))  # as it will be
-    actors = [_spawn(settings, {}) for _ in range(count)]
-    for actor in actors:
-        actor.warm_up.remote(settings.engine, threads_of(settings.cores, this_machine(), count))
-    return actors
+    return [loading(settings, count)[0] for _ in range(count)]
+
+
+def loading(settings: RunSettings, count: int) -> tuple[Any, Any]:
+    """One that loads what any of this many places of this host needs, and the answer that comes once it has."""
+    actor, threads = _spawn(settings, {}), threads_of(settings.cores, this_machine(), count)
+    needs = settings if isinstance(settings.spec, ScriptJob) else settings.engine
+    return actor, actor.warm_up.remote(needs, threads)
 
 
 def _spawn(settings: RunSettings, options: Mapping[str, Any]) -> Any:

@@ -150,7 +150,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[SlowMaster, WorkerHost, list[
     master = SlowMaster()
     host = WorkerHost(master, SimpleNamespace(), "here", Path(), Path(), None)  # type: ignore[arg-type]
     begun: list[Any] = []
-    monkeypatch.setattr(host, "_begin_at", lambda process, place, now: begun.append(place))
+    monkeypatch.setattr(host, "_begin_at", lambda process, place, now, actor: begun.append(place))
     return master, host, begun
 
 

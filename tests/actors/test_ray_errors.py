@@ -288,6 +288,7 @@ class Hosted:
             spec=None, cores=None, serves=False, timeout_s=30.0, epoch=1, engine=None
         )
         self.host = WorkerHost(self.master("master"), settings, "alpha", folder, folder, None)
+        monkeypatch.setattr(self.host._spare, "look", lambda *_: None)
         self.settings = settings
 
     def master(self, name: str) -> Stub:

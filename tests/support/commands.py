@@ -25,6 +25,7 @@ from tests.support.left_behind import KEEPERS, short_folder
 from tests.support.processes import kill, lines_of, listening, name_of, standard_error, words_of
 
 MARK = "SPEEDO_TEST_MARK"
+LOADED = "speedo.run.script.loaded_python"
 _NOT_OF_THE_SEED = random.SystemRandom()
 
 
@@ -166,13 +167,17 @@ class Commands:
         return [process for process in self.left() if name_of(process) in names]
 
     def scripts(self, script: Path) -> list[psutil.Process]:
-        """Processes of Python that run this script."""
-        return [process for process in self.left() if words_of(process)[1:2] == [str(script)]]
+        """Processes of Python that run this script, and none that waits to do so."""
+        return [
+            process
+            for process in self.left()
+            if (words := words_of(process))[1:2] == [str(script)]
+            or (LOADED in words and str(script) in words and _of_worker(process))
+        ]
 
     def workers(self) -> dict[int, psutil.Process]:
         """The worker processes by slot, told apart by the log that holds their standard error."""
-        logs = [(standard_error(one), one) for one in self.named("ray::WorkerActor")]
-        found = [(re.fullmatch(r"worker-(\d+)\.log", log), one) for log, one in logs]
+        found = [(_of_worker(one), one) for one in self.named("ray::WorkerActor")]
         return {int(log[1]): one for log, one in found if log is not None}  # others just begin
 
     def listening(self) -> set[tuple[str, int]]:
@@ -284,3 +289,8 @@ def wait_for_line(
 def interrupt(process: subprocess.Popen[str]) -> None:
     """Ctrl-C as a terminal sends it: to the whole foreground process group."""
     os.killpg(process.pid, signal.SIGINT)
+
+
+def _of_worker(process: psutil.Process) -> re.Match[str] | None:
+    """The slot of the worker whose log has the process's standard error."""
+    return re.fullmatch(r"worker-(\d+)\.log", standard_error(process))
