@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from speedo.engines.caffe_import import prepare_environment
-from speedo.engines.native_failures import describe_death
-from speedo.errors import SolverError
+from speedo.engines.native_failures import describe_death, describe_exception
+from speedo.errors import EngineError, SolverError, SpeedoError
 from speedo.system.import_order import with_our_path
 
 PROBLEM: Final = "speedo-problem: "  # begins the answer of a child that cannot continue: a sentence
@@ -41,6 +41,22 @@ class Child:
         with suppress(ValueError):  # it was closed
             while line := self.process.stdout.readline():  # its iterator would close it with ours
                 yield line
+
+    def answer(self, mark: str) -> Any:
+        """What it tells next with this mark. Raises `SolverError`, `EngineError` for a problem or a death."""
+        for line in self.lines():
+            self.check(line)
+            if line.startswith(mark):
+                return json.loads(line.removeprefix(mark))
+        raise self.death()
+
+    def check(self, line: str) -> None:
+        """Raises `SolverError` or `EngineError` if this line is a problem."""
+        if line.startswith(PROBLEM):
+            problem = json.loads(line.removeprefix(PROBLEM))
+            if problem.startswith("weights "):
+                raise SolverError(problem)
+            raise EngineError(f"{self.origin}: {problem}")
 
     def death(self, what: str = "") -> SolverError:
         """Why it ended, in Caffe's own words; `what` says what it was to do."""
@@ -84,3 +100,16 @@ def started(
 def tell(mark: str, what: Any) -> None:
     """The child's part: one answer."""
     print(f"\n{mark}{json.dumps(what)}", flush=True)
+
+
+@contextmanager
+def problems_told() -> Iterator[None]:
+    """The child's part: what is raised is its last answer."""
+    try:
+        yield
+    except BrokenPipeError:
+        return  # nobody reads
+    except SpeedoError as error:
+        tell(PROBLEM, str(error))
+    except Exception as error:
+        tell(PROBLEM, describe_exception(error))

@@ -25,6 +25,7 @@ from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import line_of_layer
 from speedo.engines.batch_division import Division, try_division
 from speedo.engines.caffe_import import prepare_environment
+from speedo.engines.child import tell
 from speedo.engines.label_rules import label_uses
 from speedo.engines.make import CAFFE, EngineChoice, make_engine, prepare_process
 from speedo.engines.native_failures import describe_death, describe_exception, is_about_image
@@ -309,19 +310,15 @@ def main() -> None:
         choice = choice.for_shapes() if request["memory"] else choice
         ours = False
         answer, batch = _build(choice, request)
-        _answer(answer)
+        tell(_MARK, answer)
         if request["divided"] is not None:
-            _answer(_divide(choice, request, batch))
+            tell(_MARK, _divide(choice, request, batch))
         return
     except SpeedoError as error:
         answer = {"problem": str(error), "ours": ours}
     except Exception as error:
         answer = {"problem": describe_exception(error), "ours": True}
-    _answer(answer)
-
-
-def _answer(answer: dict[str, Any]) -> None:
-    print(f"\n{_MARK}{json.dumps(answer)}", flush=True)
+    tell(_MARK, answer)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ from caffenets.export.trials import Arrays, Computed
 from caffenets.int8.model import quantising
 from caffenets.onnx_session import opened
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
-from speedo.engines.child import PROBLEM, started, tell
+from speedo.engines.child import problems_told, started, tell
 from speedo.engines.forward_pass import ForwardPass
 from speedo.engines.make import EngineChoice, prepare_process
-from speedo.engines.native_failures import describe_exception
 from speedo.engines.weights_check import caffe_blobs, load_to_score
-from speedo.errors import EngineError, SolverError, SpeedoError
+from speedo.errors import EngineError
 
 DONE: Final = "speedo-done: "
 _MODULE: Final = "speedo.engines.export.trial"
@@ -114,17 +113,8 @@ class Trials:
         given = [{**own, "file": str(file)} for file, (own, _) in zip(files, runs, strict=True)]
         whole = {"kind": kind, "engine": asdict(self.choice), **request, "runs": given}
         with started(_MODULE, whole, place, self._origin) as child:
-            for line in child.lines():
-                if line.startswith(PROBLEM):
-                    problem = json.loads(line.removeprefix(PROBLEM))
-                    if problem.startswith("weights "):
-                        raise SolverError(problem)
-                    raise EngineError(f"{self._origin}: {problem}")
-                if line.startswith(DONE):
-                    answers = json.loads(line.removeprefix(DONE))
-                    found = [read_arrays(file) for file in files]
-                    return list(zip(answers, found, strict=True))
-            raise child.death()
+            answers = child.answer(DONE)
+        return list(zip(answers, map(read_arrays, files), strict=True))
 
 
 def write_arrays(file: Path, arrays: Arrays) -> None:
@@ -226,7 +216,7 @@ def _computing(request: dict[str, Any]) -> Compute:
 
 def main() -> None:
     """The child's part."""
-    try:
+    with problems_told():
         request = json.loads(sys.stdin.readline())
         compute = _computing(request)
         answers = []
@@ -238,10 +228,6 @@ def main() -> None:
             write_arrays(file, outputs)
             answers.append(answer)
         tell(DONE, answers)
-    except SpeedoError as error:
-        tell(PROBLEM, str(error))
-    except Exception as error:
-        tell(PROBLEM, describe_exception(error))
 
 
 if __name__ == "__main__":

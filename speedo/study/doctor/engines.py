@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe, of_the_user
+from speedo.engines.child import tell
 from speedo.engines.make import CAFFE_REMEDY, TORCH_REMEDY, EngineChoice, is_installed
 from speedo.engines.native_failures import describe_death
 from speedo.engines.openblas_kernels import use_the_processor
@@ -170,7 +171,7 @@ def main(engine: str) -> None:
     except Exception as error:
         remedy = TORCH_REMEDY if engine == "torch" else PYCAFFE_REMEDY
         answer = {"problem": f"its import fails ({type(error).__name__}: {error}): {remedy}"}
-    print(f"\n{_MARK}{json.dumps(answer)}", flush=True)
+    tell(_MARK, answer)
 
 
 if __name__ == "__main__":

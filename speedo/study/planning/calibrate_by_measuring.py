@@ -6,7 +6,6 @@ or taken from a run.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any, Final
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
 from speedo.data.roots import default_data_root
-from speedo.engines.child import PROBLEM, Child, started
+from speedo.engines.child import Child, started
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.solver import (
     SolverOverrides,
@@ -53,7 +52,7 @@ from speedo.study.planning.calibration import (
     with_step_time,
 )
 from speedo.study.planning.made_up_records import with_made_up_records
-from speedo.study.planning.measuring_process import MARK
+from speedo.study.planning.measuring_process import MARK, READY
 from speedo.study.planning.predict import HYBRID
 
 MEASURER: Final = "speedo.study.planning.measuring_process"
@@ -351,11 +350,11 @@ class _Children:
         with ExitStack() as stack:
             children = [stack.enter_context(self._child(size, server)) for size in batch_sizes]
             for child in children:
-                _wait_for(child, "ready", START_S)
+                _wait_for(child, READY, START_S)
             for child in children:
                 child.say("go")
             patience = 20 * self._effort.seconds + 10 * SLOWEST_STEP_S
-            return [json.loads(_wait_for(child, MARK, patience)) for child in children]
+            return [_wait_for(child, MARK, patience) for child in children]
 
     def _child(self, batch_size: int, server: PrivateRedis | None) -> AbstractContextManager[Child]:
         self._count += 1
@@ -385,8 +384,8 @@ class _Children:
         return started(MEASURER, request, folder, spec.net_files[0], self._effort.threads)
 
 
-def _wait_for(child: Child, start: str, seconds: float) -> str:
-    """The rest of the next line that begins with this. Raises `SolverError`, `EngineError`."""
+def _wait_for(child: Child, mark: str, seconds: float) -> Any:
+    """What it tells next with this mark. Raises `SolverError`, `EngineError`."""
     too_long = threading.Event()
 
     def give_up() -> None:
@@ -396,14 +395,12 @@ def _wait_for(child: Child, start: str, seconds: float) -> str:
     alarm = threading.Timer(seconds, give_up)
     alarm.start()
     try:
-        for line in child.lines():
-            if line.startswith(start):
-                return line.removeprefix(start)
-            if line.startswith(PROBLEM):
-                raise EngineError(json.loads(line.removeprefix(PROBLEM)))
+        return child.answer(mark)
+    except SolverError:
+        if not too_long.is_set():
+            raise
+        raise EngineError(
+            f"the engine gave no answer for {seconds:.0f} s; measure a smaller batch"
+        ) from None
     finally:
         alarm.cancel()
-    death = child.death()
-    if too_long.is_set():
-        raise EngineError(f"the engine gave no answer for {seconds:.0f} s; measure a smaller batch")
-    raise death

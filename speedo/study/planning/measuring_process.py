@@ -1,7 +1,7 @@
 """Measures a net in a child process: its steps, if asked for, and the exchanges of its model.
 
-`python -m speedo.study.planning.measuring_process` reads one line of JSON, builds the engine, prints `ready`, waits for
-a line, and prints one line of JSON after a marker, because a Python layer may print, too. It ends when its input ends.
+`python -m speedo.study.planning.measuring_process` reads one line of JSON, builds the engine, says that it is ready,
+waits for a line, and answers. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from speedo.engines.base import Engine
-from speedo.engines.child import PROBLEM, tell
+from speedo.engines.child import problems_told, tell
 from speedo.engines.make import EngineChoice, make_engine, prepare_process
 from speedo.engines.solver.lr_policies import LrPolicy
-from speedo.errors import SpeedoError
 from speedo.exchange.codecs import Compression, is_fraction
 from speedo.exchange.vector import HEADER_BYTES, Layout, Vector, as_bytes
 from speedo.master.center import Center
@@ -38,6 +37,7 @@ from speedo.study.planning.masters_time import handling_seconds
 from speedo.study.planning.team_costs import costs_of_team
 from speedo.worker.turn import EngineWorker
 
+READY: Final = "speedo-ready: "
 MARK: Final = "speedo-plan: "
 ROOM: Final = 8  # models in shared memory at the same time, at most
 FEWEST_STEPS: Final = 5
@@ -210,7 +210,7 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
     layout, seconds = engine.layout, request["seconds"]
     if seconds is not None:
         engine.step(WARM_UP, layout.zeros())
-    print("ready", flush=True)
+    tell(READY, None)
     if not sys.stdin.readline():
         raise SystemExit(1)  # the process that started us is gone
     worked = time.thread_time()
@@ -244,11 +244,8 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """The child's part."""
-    try:
-        answer = _measure(json.loads(sys.stdin.readline()))
-        tell(MARK, answer)
-    except SpeedoError as error:
-        tell(PROBLEM, " ".join(str(error).split()))
+    with problems_told():
+        tell(MARK, _measure(json.loads(sys.stdin.readline())))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from typing import Final, Protocol, Self
 
 from caffenets.host_program import caffe_schema
 from caffenets.prototxt.text import parse_text
-from speedo.engines.child import PROBLEM, Child, started
+from speedo.engines.child import Child, started
 from speedo.engines.evaluation import Part, combined
 from speedo.engines.make import CAFFE, EngineChoice
 from speedo.engines.solver import SolverSpec
 from speedo.engines.solver.division import state_between_batches
 from speedo.engines.solver.rewrite import solver_for_scoring
 from speedo.engines.weights_check import check_weights
-from speedo.errors import EngineError, SolverError
+from speedo.errors import EngineError
 from speedo.run.scratch import scratch_folder
 from speedo.study.scoring.models import ScoredModel
 from speedo.study.scoring.scoring_process import BATCH, SCORED
@@ -143,14 +143,10 @@ class _Scorers:
             child = self._children[index]
             if line is None:
                 raise child.death(f", scoring {model.path}")
+            child.check(line)
             if line.startswith(BATCH):
                 samples += int(line.removeprefix(BATCH))
                 progress.passed()
             elif line.startswith(SCORED):
                 parts[index] = json.loads(line.removeprefix(SCORED))
-            elif line.startswith(PROBLEM):
-                problem = json.loads(line.removeprefix(PROBLEM))
-                if problem.startswith("weights "):
-                    raise SolverError(problem)
-                raise EngineError(f"{child.origin}: {problem}")
         return [parts[index] for index in sorted(parts)], samples

@@ -1,8 +1,7 @@
 """Scores its share of the batches of test nets in a process of its own, for one model after another.
 
 `python -m speedo.study.scoring.scoring_process` reads one line of JSON, builds the nets, and then reads the path of a
-model a line. Its answers begin with a marker, because a Python layer may print, too: the records of each batch, and
-at the end the sums. It ends when its input ends.
+model a line. It answers the records of each batch, and at the end the sums. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from google.protobuf import text_format
 
 from speedo.engines.caffe_import import is_cpu_only, load_caffe
-from speedo.engines.child import PROBLEM, tell
+from speedo.engines.child import problems_told, tell
 from speedo.engines.evaluation import Part, PartOfTest, TestNets
 from speedo.engines.make import EngineChoice, prepare_process
-from speedo.engines.native_failures import describe_exception
 from speedo.engines.python_layers import import_python_layers
 from speedo.engines.weights_check import caffe_blobs, load_to_score
-from speedo.errors import SpeedoError
 
 BATCH: Final = "speedo-batch: "  # its records
 SCORED: Final = "speedo-scored: "
@@ -70,38 +66,15 @@ def _scorer(request: dict[str, Any], scratch: Path) -> _Scorer:
     return Scorer(request["nets"], folder=Path(request["folder"]), device=device)
 
 
-def _told(call: Callable[[], object]) -> bool:
-    """Call it; a problem is printed in one line, and ends the process."""
-    try:
-        call()
-    except SpeedoError as error:
-        tell(PROBLEM, str(error))
-    except BrokenPipeError:
-        return False  # nobody reads
-    except Exception as error:
-        tell(PROBLEM, f"the engine failed: {describe_exception(error)}")
-    else:
-        return True
-    return False
-
-
 def main() -> None:
     """The child's part."""
-    request = json.loads(sys.stdin.readline())
-    with tempfile.TemporaryDirectory(prefix="speedo-score-") as scratch:
-        scorers: list[_Scorer] = []
-
-        def begin() -> None:
-            scorers.append(_scorer(request, Path(scratch)))
-
-        def score(line: str) -> None:
-            weights, share = Path(json.loads(line)), PartOfTest(*request["share"])
-            part = scorers[0].score(weights, share, lambda records: tell(BATCH, records))
-            tell(SCORED, part)
-
-        good = _told(begin)
-        while good and (line := sys.stdin.readline()):
-            good = _told(partial(score, line))
+    with tempfile.TemporaryDirectory(prefix="speedo-score-") as scratch, problems_told():
+        request = json.loads(sys.stdin.readline())
+        scorer = _scorer(request, Path(scratch))
+        share = PartOfTest(*request["share"])
+        while line := sys.stdin.readline():
+            weights = Path(json.loads(line))
+            tell(SCORED, scorer.score(weights, share, lambda records: tell(BATCH, records)))
 
 
 if __name__ == "__main__":
