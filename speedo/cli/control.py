@@ -20,7 +20,7 @@ from speedo.run.config.run_config import LARGEST_WORKERS
 from speedo.run_dir.directory import FAILURE, METRICS, RESULT
 from speedo.system.foreign_text import clean_values
 from speedo.system.json_lines import plain
-from speedo.watch.control_socket import HOST_SUFFIX, RunGone, RunSocket, running
+from speedo.watch.control_socket import HOST_SUFFIX, KNOWN_S, RunGone, RunSocket, leader_of, running
 from speedo.watch.first_failure import kept_failure
 from speedo.watch.status_text import lines_of, outcome_of
 from speedo.watch.waits import lines_of as waits_in_lines
@@ -29,7 +29,6 @@ from speedo.watch.waits import look
 Function = TypeVar("Function", bound=Callable[..., Any])
 POLL_S: Final = 0.2
 SCALE_S: Final = 180.0
-WHY_S: Final = 5.0  # for a master that may hang
 
 
 # The run that a command is about: the only one if none is named.
@@ -252,12 +251,8 @@ def find(name: str) -> RunSocket:
     if named:
         return named[0]
     folder = Path(name)
-    for socket in runs if os.path.isdir(folder) else []:
-        try:
-            if run_dir_by(socket) == Path(os.path.realpath(folder)):
-                return socket
-        except ClusterError:
-            continue
+    if os.path.isdir(folder) and (socket := leader_of(folder)) is not None:
+        return socket
     if os.path.isfile(folder / RESULT) or os.path.isfile(folder / FAILURE):
         sentence, *_ = outcome_of(folder)[1].splitlines()
         failure = kept_failure(folder)
@@ -273,12 +268,7 @@ def run_dir_of(name: str | Path | None) -> Path:
         if not os.path.lexists(Path(name) / METRICS):
             raise ClusterError(f"{name} is no run directory: it has no {METRICS}")
         return Path(name)
-    return run_dir_by(only() if name is None else find(str(name)))
-
-
-def run_dir_by(socket: RunSocket) -> Path:
-    """Its directory, as the process that leads it knows it, whatever its master does. Raises `ClusterError`."""
-    return Path(socket.ask("known", timeout_s=WHY_S)["run_dir"])
+    return (only() if name is None else find(str(name))).run_dir
 
 
 def wait_for_end(socket: RunSocket, process: int, timeout_s: float) -> None:
@@ -308,8 +298,8 @@ def _show_waits(run: str | None, as_json: bool) -> None:
     folder, state, problem = None, None, "no process leads this run on this machine"
     try:
         socket = only() if run is None else find(run)
-        folder = run_dir_by(socket)
-        state = socket.ask("status", timeout_s=WHY_S)
+        folder = socket.run_dir
+        state = socket.ask("status", timeout_s=KNOWN_S)
     except ClusterError as error:
         if folder is None and not (run is not None and os.path.isdir(run)):
             raise

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import click
 
-from speedo.cli.control import find, run_argument, run_dir_of
+from speedo.cli.control import run_argument, run_dir_of
 from speedo.cli.say import say
 from speedo.errors import ClusterError
 from speedo.run_dir.process_logs import ProcessLog, line_now, lines_of, logs_of, shown
 from speedo.system.appended import AppendedLines
-from speedo.watch.control_socket import RunSocket
+from speedo.watch.control_socket import leader_of
 from speedo.watch.troubles import hosts_of
 
 LOOK_S: Final = 0.3
@@ -72,7 +71,7 @@ def logs(run: str | None, host: str | None, follow: bool) -> None:
 
 def _follow(folder: Path, host: str | None, ends: dict[ProcessLog, int]) -> None:
     """Print what the logs gain, also new ones, until nobody leads the run any more."""
-    leader = _leader(folder)
+    leader = leader_of(folder)
     gained = {log: AppendedLines(log.path, end) for log, end in ends.items()}
     over = False
     while True:
@@ -83,10 +82,3 @@ def _follow(folder: Path, host: str | None, ends: dict[ProcessLog, int]) -> None
             return
         over = leader is None or not leader.is_served()
         time.sleep(LOOK_S)
-
-
-def _leader(folder: Path) -> RunSocket | None:
-    """The socket of the run in this directory; None if it is over."""
-    with suppress(ClusterError):
-        return find(str(folder))
-    return None

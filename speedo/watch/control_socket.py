@@ -31,6 +31,7 @@ MOST_ASKED_BYTES: Final = 4096
 MOST_ANSWERED_BYTES: Final = 16 << 20  # a status has some 200 bytes per worker
 ASK_S: Final = 5.0  # for a line to arrive whole
 ANSWER_S: Final = 30.0
+KNOWN_S: Final = 5.0  # to what needs no master, which may hang
 OTHER: Final = "use the same version of SpeeDO for the command as for the run"
 AT_ONCE: Final = 16  # exchanges under way
 UNBORN_S: Final = 60.0  # a socket that is not yet in place after so long belongs to nobody
@@ -201,6 +202,11 @@ class RunSocket:
         answer: dict[str, Any] = said["answer"]
         return answer
 
+    @property
+    def run_dir(self) -> Path:
+        """Its directory, as the process that leads it knows it, whatever its master does. Raises `ClusterError`."""
+        return Path(self.ask("known", timeout_s=KNOWN_S)["run_dir"])
+
     def is_served(self) -> bool:
         """Whether a process listens; the socket of an ended process is removed."""
         try:
@@ -246,6 +252,17 @@ def running(suffix: str = SUFFIX) -> list[RunSocket]:
         except FileNotFoundError:
             continue
     return [found[run] for run in sorted(found) if found[run].is_served()]
+
+
+def leader_of(run_dir: Path) -> RunSocket | None:
+    """Who leads the run in this directory; None also where no socket can be looked for."""
+    folder = Path(os.path.realpath(run_dir))
+    with suppress(ClusterError):
+        for one in running():
+            with suppress(ClusterError, KeyError):
+                if one.run_dir == folder:
+                    return one
+    return None
 
 
 def _remove_unborn(folder: int, name: str) -> None:

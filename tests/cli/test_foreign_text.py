@@ -290,7 +290,7 @@ def logs() -> list[list[bytes]]:
 def test_any_log_can_be_watched(logs: list[list[bytes]], tmp_path: Path) -> None:
     for lines in logs:
         (tmp_path / METRICS).write_bytes(b"\n".join(lines))
-        live = LiveRun(tmp_path, find=list)
+        live = LiveRun(tmp_path)
         while live.look():
             pass
         assert is_clean(one_line(live.now()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from speedo.run_dir.directory import RESULT
 from speedo.run_dir.read_back import counted_for, read_result
 from speedo.system.foreign_text import clean_values
 from speedo.system.json_lines import plain
-from speedo.watch.control_socket import RunGone, RunSocket, running
+from speedo.watch.control_socket import RunGone, RunSocket, leader_of
 from speedo.watch.live.curves import MeanCurve, RateCurve, Sent
 from speedo.watch.live.history import LogReader, WorkerHistory
 
@@ -41,11 +41,10 @@ class LiveRun:
     thread.
     """
 
-    def __init__(self, folder: Path, find: Callable[[], list[RunSocket]] = running) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = Path(os.path.realpath(folder))
-        self._find, self._reader = find, LogReader(self.folder)
+        self._reader = LogReader(self.folder)
         self._socket: RunSocket | None = None
-        self._others: dict[str, str] = {}  # run directories of other runs, by run
         self._live = Live(None)
         self._last: Mapping[str, Any] = {}  # the last answer that there was
         self._lock = threading.Lock()
@@ -79,10 +78,11 @@ class LiveRun:
     # ------------------------------------------------------------ the master
 
     def _ask(self) -> Live:
-        socket = self._socket or self._found()
-        if socket is None:
-            return Live(None)
+        socket = self._socket
         try:
+            socket = socket or leader_of(self.folder)
+            if socket is None:
+                return Live(None)
             status = socket.ask("status", timeout_s=ASK_S)
         except RunGone:
             self._socket = None
@@ -92,22 +92,6 @@ class LiveRun:
             return Live(None, f"{NO_ANSWER}: {error}")
         self._socket = socket
         return Live(status)
-
-    def _found(self) -> RunSocket | None:
-        """The socket of the master that leads the run in our directory."""
-        try:
-            there = self._find()
-        except ClusterError:
-            return None
-        for socket in there:
-            if socket.run not in self._others:
-                try:
-                    self._others[socket.run] = str(socket.ask("status", timeout_s=ASK_S)["run_dir"])
-                except (ClusterError, KeyError):
-                    continue
-            if self._others[socket.run] == str(self.folder):
-                return socket
-        return None
 
     def stop(self) -> str:
         """End the run early; returns what was done. Raises `ClusterError`."""

@@ -46,7 +46,7 @@ class Served:
         self.asked: list[Asked] = []
 
     def answer(self, asked: Asked) -> Any:
-        if asked["ask"] != "status":
+        if asked["ask"] not in ("known", "status"):
             self.asked.append(asked)
         if asked["ask"] == "scale" and asked["workers"] == 99:
             raise ClusterError("there is no room for 99 workers: give fewer")
