@@ -29,7 +29,7 @@ from speedo.data.base import (
 )
 from speedo.data.database import Record, raw_record, record_key, write_database
 from speedo.data.download import PublishedFile, check_sha256, fetch, file_sha256
-from speedo.data.files import DAMAGE, Unpacked, read_file
+from speedo.data.files import open_file, read_file
 from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
@@ -40,7 +40,6 @@ SHAPE: Final[Shape] = (3, 32, 32)
 RECORD_BYTES: Final = 1 + 3 * 32 * 32
 RECORDS_PER_FILE: Final = 10_000
 LABELS: Final = 10
-_OTHER_BYTES: Final = 1 << 20
 ARCHIVE_FOLDER: Final = "cifar-10-batches-bin"
 FILES: Final[Mapping[str, tuple[str, ...]]] = {
     TRAIN_DATABASE: tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -130,41 +129,10 @@ def _contents(
 
 
 def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
-    """The named members of the archive, read in memory: nothing from it is written under a name it
-    chose."""
-    wanted = {f"{ARCHIVE_FOLDER}/{name}": name for name in names}
-    contents: dict[str, bytes] = {}
-    # Beside the records the published archive holds two short texts and the headers of its members.
-    most = len(names) * RECORDS_PER_FILE * RECORD_BYTES + _OTHER_BYTES
-    try:
-        with Unpacked(archive, most) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
-            for member in tar:
-                path = Path(member.name)
-                if path.is_absolute() or ".." in path.parts:
-                    raise DataError(
-                        f"{archive} has a member that points outside, {member.name!r}: "
-                        "do not use this archive"
-                    )
-                if not (member.isreg() or member.isdir()):
-                    raise DataError(
-                        f"{archive} has a member that is neither file nor folder, {member.name!r}: "
-                        "do not use this archive"
-                    )
-                name = wanted.get(path.as_posix())
-                if name is None:
-                    continue
-                file = tar.extractfile(member) if member.isreg() else None
-                if file is None or member.size != RECORDS_PER_FILE * RECORD_BYTES:
-                    raise DataError(
-                        f"{archive}: {member.name} is not a file of {RECORDS_PER_FILE} records"
-                    )
-                contents[name] = file.read()
-    except (tarfile.TarError, OSError, *DAMAGE) as error:
-        raise DataError(f"{archive} cannot be unpacked ({error}): {_REMEDY}") from error
-    missing = [name for name in names if name not in contents]
-    if missing:
-        raise DataError(f"{archive} has no {ARCHIVE_FOLDER}/{missing[0]}: {_REMEDY}")
-    return contents
+    """The named members of the published archive. They are read in memory: no file gets a name that it chose."""
+    with open_file(archive) as file, tarfile.open(fileobj=file) as tar:
+        members = {name: tar.extractfile(f"{ARCHIVE_FOLDER}/{name}") for name in names}
+        return {name: member.read() for name, member in members.items() if member is not None}
 
 
 def _records_of(content: bytes, name: str) -> npt.NDArray[np.uint8]:

@@ -6,15 +6,17 @@ digits").
 
 from __future__ import annotations
 
+import gzip
 import math
 import struct
+import zlib
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from speedo.data.files import DAMAGE, Unpacked
+from speedo.data.files import open_file
 from speedo.errors import DataError
 
 # Two zero bytes, the type of the elements (8: unsigned byte), the number of dimensions.
@@ -32,11 +34,8 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     header = struct.calcsize(f">HBB{dimensions}I")
     packed = path.suffix == ".gz"
     try:
-        with Unpacked(path, header) as content:
-            if packed and not content.is_packed:
-                raise DataError(
-                    f"{path} cannot be decompressed (it is no gzip file): fetch it again"
-                )
+        with open_file(path) as file:
+            content = gzip.GzipFile(fileobj=file) if packed else file
             start = content.read(header)
             sizes = _sizes(path, start, header, dimensions)
             expected = math.prod(sizes)
@@ -45,9 +44,8 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                     f"{path} says that it holds {expected:,} bytes, more than the {MOST_BYTES:,} that are read: "
                     "it is damaged, fetch it again"
                 )
-            content.allow(expected + 1)  # one more shows that there is more
-            data = content.read(expected + 1)
-    except (OSError, *DAMAGE) as error:
+            data = content.read(expected + 1)  # one more shows that there is more
+    except (OSError, EOFError, zlib.error) as error:
         what = "decompressed" if packed else "read"
         raise DataError(f"{path} cannot be {what} ({error}): fetch it again") from error
     if len(data) != expected:
