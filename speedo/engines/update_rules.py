@@ -1,10 +1,12 @@
-"""Caffe's six solver updates in NumPy, block by block of a flat float32 vector; no Caffe is needed.
+"""Caffe's six solver updates, block by block of a flat float32 vector; no Caffe is needed.
 
 A rule makes of a gradient, already clipped and with its weight decay, what is subtracted from the weights. The order
-of operations is Caffe's, each rounded to float32 (Caffe: solvers/*_solver.cpp, ComputeUpdateValue). Two roundings
-differ: OpenBLAS fuses a multiplication with an addition where the processor can, and Caffe squares and takes roots by
-`powf`, whose last bit may be wrong. With routines that fuse nothing, SGD and Nesterov are Caffe's to the bit. No value
-depends on another, so the bits are the same however a vector is cut.
+of operations is Caffe's, each rounded to float32 (Caffe: solvers/*_solver.cpp, ComputeUpdateValue). It computes with
+arrays of NumPy, or with PyTorch's (`speedo.engines.pytorch.updates`), which fuses some operations.
+
+With NumPy's two roundings differ from Caffe's: OpenBLAS fuses a multiplication with an addition where the processor
+can, and Caffe squares and takes roots by `powf`, whose last bit may be wrong. With routines that fuse nothing, SGD and
+Nesterov are Caffe's to the bit. No value depends on another, so the bits are the same however a vector is cut.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from speedo.exchange.vector import Vector
+Array = Any  # a flat float32 vector of NumPy, or a tensor
 
 
 def float32(value: float) -> float:
@@ -64,13 +66,58 @@ class SolverFields:
         return self.clip_gradients >= 0
 
 
+class Arithmetic(Protocol):
+    """A library of arrays: its functions, and what some libraries do in one. `scratch` and `u` are free memory.
+
+    A `rate` is a float32 value, or what stands for several of them.
+    """
+
+    @property
+    def library(self) -> Any: ...
+
+    def add(self, h: Array, x: Array, factor: Any, scratch: Array) -> None:
+        """h += factor x; `factor` may be a rate, and `scratch` may be `x`."""
+        ...
+
+    def add_square(self, h: Array, x: Array, factor: float, scratch: Array) -> None:
+        """h += factor x^2."""
+        ...
+
+    def scale(self, u: Array, rate: Any) -> Array:
+        """u *= rate."""
+        ...
+
+
+class _NumPy:
+    library = np
+
+    def add(self, h: Array, x: Array, factor: Any, scratch: Array) -> None:
+        np.multiply(x, factor, out=scratch)
+        h += scratch
+
+    def add_square(self, h: Array, x: Array, factor: float, scratch: Array) -> None:
+        np.multiply(x, x, out=scratch)
+        if factor != 1.0:
+            scratch *= factor
+        h += scratch
+
+    def scale(self, u: Array, rate: Any) -> Array:
+        u *= rate
+        return u
+
+
 class UpdateRule(ABC):
     """One solver type. `vectors` is how many histories of the parameters' length it keeps."""
 
     vectors: ClassVar[int] = 1
 
-    def __init__(self, fields: SolverFields) -> None:
+    def __init__(self, fields: SolverFields, arithmetic: Arithmetic | None = None) -> None:
+        self._of = arithmetic or _NumPy()
         self._momentum = float32(fields.momentum)
+        self._rest = float32(1.0 - self._momentum)
+        self._momentum2 = float32(fields.momentum2)
+        self._rest2 = float32(1.0 - self._momentum2)
+        self._decay = float32(fields.rms_decay)
         self._delta = float32(fields.delta)
 
     def scale(self, update: int) -> float:
@@ -78,72 +125,61 @@ class UpdateRule(ABC):
         return 1.0
 
     @abstractmethod
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         """What is to be subtracted from the weights; `history` is brought up to date.
 
-        All vectors have the gradient's length. `g` stays as it is; `u` and `t` are free memory, and the answer may
-        are in it or in a history. `rate` is a float32 value.
+        All arrays have the gradient's length. `g` stays as it is; `u` and `t` are free memory, and the answer may be
+        in them or in a history.
         """
+
+    def _over_root(self, x: Array, h: Array, rate: Any, u: Array) -> Array:
+        """rate x / (sqrt(h) + delta), in `u`."""
+        library = self._of.library
+        library.sqrt(h, out=u)
+        u += self._delta
+        library.divide(x, u, out=u)
+        return self._of.scale(u, rate)
 
 
 class Sgd(UpdateRule):
     """h = momentum h + rate g, subtract h."""
 
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         (h,) = history
-        _decay_and_add(h, self._momentum, g, rate, u)
+        h *= self._momentum
+        self._of.add(h, g, rate, u)
         return h
 
 
 class Nesterov(UpdateRule):
     """As SGD, then subtract (1 + momentum) h - momentum h before it."""
 
-    def __init__(self, fields: SolverFields) -> None:
-        super().__init__(fields)
-        self._over = float32(1.0 + self._momentum)
-
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         (h,) = history
-        np.multiply(h, -self._momentum, out=u)
-        _decay_and_add(h, self._momentum, g, rate, t)
-        np.multiply(h, self._over, out=t)
-        u += t
+        self._of.library.multiply(h, -self._momentum, out=u)
+        h *= self._momentum
+        self._of.add(h, g, rate, t)
+        self._of.add(u, h, float32(1.0 + self._momentum), t)
         return u
 
 
 class AdaGrad(UpdateRule):
     """h = h + g^2, subtract rate g / (sqrt(h) + delta)."""
 
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         (h,) = history
-        np.multiply(g, g, out=u)
-        h += u
-        return _over_root(g, h, self._delta, rate, u)
+        self._of.add_square(h, g, 1.0, u)
+        return self._over_root(g, h, rate, u)
 
 
 class RmsProp(UpdateRule):
     """h = rms_decay h + (1 - rms_decay) g^2, subtract rate g / (sqrt(h) + delta)."""
 
-    def __init__(self, fields: SolverFields) -> None:
-        super().__init__(fields)
-        self._decay = float32(fields.rms_decay)
-        self._rest = float32(1.0 - self._decay)
-
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         (h,) = history
-        np.multiply(g, g, out=u)
-        _decay_and_add(h, self._decay, u, self._rest, u)
-        return _over_root(g, h, self._delta, rate, u)
+        h *= self._decay
+        self._of.add_square(h, g, float32(1.0 - self._decay), u)
+        return self._over_root(g, h, rate, u)
 
 
 class AdaDelta(UpdateRule):
@@ -152,25 +188,19 @@ class AdaDelta(UpdateRule):
 
     vectors = 2
 
-    def __init__(self, fields: SolverFields) -> None:
-        super().__init__(fields)
-        self._rest = float32(1.0 - self._momentum)
-
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         h, d = history
-        np.multiply(g, g, out=u)
-        _decay_and_add(h, self._momentum, u, self._rest, u)
-        np.add(h, self._delta, out=t)
-        np.add(d, self._delta, out=u)
+        library = self._of.library
+        h *= self._momentum
+        self._of.add_square(h, g, self._rest, u)
+        library.add(h, self._delta, out=t)
+        library.add(d, self._delta, out=u)
         u /= t
-        np.sqrt(u, out=u)
+        library.sqrt(u, out=u)
         u *= g
-        np.multiply(u, u, out=t)
-        _decay_and_add(d, self._momentum, t, self._rest, t)
-        u *= rate
-        return u
+        d *= self._momentum
+        self._of.add_square(d, u, self._rest, t)
+        return self._of.scale(u, rate)
 
 
 class Adam(UpdateRule):
@@ -181,25 +211,18 @@ class Adam(UpdateRule):
 
     vectors = 2
 
-    def __init__(self, fields: SolverFields) -> None:
-        super().__init__(fields)
-        self._rest = float32(1.0 - self._momentum)
-        self._momentum2 = float32(fields.momentum2)
-        self._rest2 = float32(1.0 - self._momentum2)
-
     def scale(self, update: int) -> float:
         """sqrt(1 - beta2^t) / (1 - beta1^t), in double precision as in Caffe, whose `pow` has an integer exponent."""
         root = math.sqrt(1.0 - math.pow(self._momentum2, update))
         return float32(root / (1.0 - math.pow(self._momentum, update)))
 
-    def step(
-        self, g: Vector, history: Sequence[Vector], u: Vector, t: Vector, rate: float
-    ) -> Vector:
+    def step(self, g: Array, history: Sequence[Array], u: Array, t: Array, rate: Any) -> Array:
         m, v = history
-        _decay_and_add(m, self._momentum, g, self._rest, u)
-        np.multiply(g, g, out=u)
-        _decay_and_add(v, self._momentum2, u, self._rest2, u)
-        return _over_root(m, v, self._delta, rate, u)
+        m *= self._momentum
+        self._of.add(m, g, self._rest, u)
+        v *= self._momentum2
+        self._of.add_square(v, g, self._rest2, u)
+        return self._over_root(m, v, rate, u)
 
 
 RULES: Final[Mapping[str, type[UpdateRule]]] = {
@@ -210,19 +233,3 @@ RULES: Final[Mapping[str, type[UpdateRule]]] = {
     "AdaDelta": AdaDelta,
     "Adam": Adam,
 }
-
-
-def _decay_and_add(h: Vector, decay: float, x: Vector, factor: float, scratch: Vector) -> None:
-    """h = decay h + factor x; `scratch` may be `x`."""
-    h *= decay
-    np.multiply(x, factor, out=scratch)
-    h += scratch
-
-
-def _over_root(x: Vector, h: Vector, delta: float, rate: float, u: Vector) -> Vector:
-    """rate x / (sqrt(h) + delta), in `u`."""
-    np.sqrt(h, out=u)
-    u += delta
-    np.divide(x, u, out=u)
-    u *= rate
-    return u

@@ -1,8 +1,8 @@
 """Caffe's six solver updates on PyTorch tensors, on whichever device the parameters are.
 
 As in Caffe the sum over `iter_size` batches is clipped, then divided; then come the weight decay and the solver's rule
-(Caffe: solvers/sgd_solver.cpp, ApplyUpdate). The rules are those of `speedo.engines.update_rules`, which are NumPy's;
-PyTorch fuses a multiplication with an addition, so the last bits differ.
+(Caffe: solvers/sgd_solver.cpp, ApplyUpdate). The rules are those of `speedo.engines.update_rules`; PyTorch fuses a
+multiplication with an addition, so the last bits differ from NumPy's.
 
 A processor walks the parameters in blocks that stay in its cache. A GPU takes all at once: then what differs from blob
 to blob, the multipliers, is a tensor.
@@ -10,18 +10,15 @@ to blob, the multipliers, is a tensor.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from speedo.engines.solver_update import BLOCK, Multipliers
-from speedo.engines.update_rules import RULES as NUMPY_RULES
-from speedo.engines.update_rules import SolverFields, float32
+from speedo.engines.update_rules import RULES, SolverFields, float32
 from speedo.exchange.vector import Layout, Vector
 
 
@@ -45,114 +42,22 @@ class Rate:
         return u if self.factors is None else u.mul_(self.factors)
 
 
-class Rule(ABC):
-    """One solver type, in the symbols of `speedo.engines.update_rules`."""
+class _PyTorch:
+    """The arithmetic of PyTorch, for `speedo.engines.update_rules`."""
 
-    def __init__(self, fields: SolverFields) -> None:
-        self._momentum = float32(fields.momentum)
-        self._rest = float32(1.0 - self._momentum)
-        self._delta = float32(fields.delta)
+    library = torch
 
-    @abstractmethod
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        """What is to be subtracted from the weights; `history` is brought up to date. `u` and `t` are free memory."""
+    def add(self, h: Tensor, x: Tensor, factor: float | Rate, scratch: Tensor) -> None:
+        if isinstance(factor, Rate):
+            factor.add(h, x)
+        else:
+            h.add_(x, alpha=factor)
 
-    def _over_root(self, x: Tensor, h: Tensor, u: Tensor, rate: Rate) -> Tensor:
-        """rate x / (sqrt(h) + delta), in `u`."""
-        torch.sqrt(h, out=u).add_(self._delta)
-        return rate.scale(torch.div(x, u, out=u))
+    def add_square(self, h: Tensor, x: Tensor, factor: float, scratch: Tensor) -> None:
+        h.addcmul_(x, x, value=factor)
 
-
-class Sgd(Rule):
-    """h = momentum h + rate g, subtract h."""
-
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        (h,) = history
-        rate.add(h.mul_(self._momentum), g)
-        return h
-
-
-class Nesterov(Rule):
-    """As SGD, then subtract (1 + momentum) h - momentum h before it."""
-
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        (h,) = history
-        torch.mul(h, -self._momentum, out=u)
-        rate.add(h.mul_(self._momentum), g)
-        return u.add_(h, alpha=float32(1.0 + self._momentum))
-
-
-class AdaGrad(Rule):
-    """h = h + g^2, subtract rate g / (sqrt(h) + delta)."""
-
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        (h,) = history
-        return self._over_root(g, h.addcmul_(g, g), u, rate)
-
-
-class RmsProp(Rule):
-    """h = rms_decay h + (1 - rms_decay) g^2, subtract rate g / (sqrt(h) + delta)."""
-
-    def __init__(self, fields: SolverFields) -> None:
-        super().__init__(fields)
-        self._decay = float32(fields.rms_decay)
-        self._other = float32(1.0 - self._decay)
-
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        (h,) = history
-        h.mul_(self._decay).addcmul_(g, g, value=self._other)
-        return self._over_root(g, h, u, rate)
-
-
-class AdaDelta(Rule):
-    """u = g sqrt((d + delta) / (h + delta)), subtract rate u; h and d are moving means of g^2 and u^2."""
-
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        h, d = history
-        h.mul_(self._momentum).addcmul_(g, g, value=self._rest)
-        torch.add(h, self._delta, out=t)
-        torch.add(d, self._delta, out=u).div_(t).sqrt_().mul_(g)
-        d.mul_(self._momentum).addcmul_(u, u, value=self._rest)
+    def scale(self, u: Tensor, rate: Rate) -> Tensor:
         return rate.scale(u)
-
-
-class Adam(Rule):
-    """m and v are moving means of g and g^2; subtract rate m / (sqrt(v) + delta)."""
-
-    def __init__(self, fields: SolverFields) -> None:
-        super().__init__(fields)
-        self._momentum2 = float32(fields.momentum2)
-        self._rest2 = float32(1.0 - self._momentum2)
-
-    def step(
-        self, g: Tensor, history: Sequence[Tensor], u: Tensor, t: Tensor, rate: Rate
-    ) -> Tensor:
-        m, v = history
-        m.mul_(self._momentum).add_(g, alpha=self._rest)
-        v.mul_(self._momentum2).addcmul_(g, g, value=self._rest2)
-        return self._over_root(m, v, u, rate)
-
-
-RULES: Final[Mapping[str, type[Rule]]] = {
-    "SGD": Sgd,
-    "Nesterov": Nesterov,
-    "AdaGrad": AdaGrad,
-    "RMSProp": RmsProp,
-    "AdaDelta": AdaDelta,
-    "Adam": Adam,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +94,8 @@ class ParameterUpdate:
     ) -> None:
         self._layout, self._blobs, self._flat = layout, tuple(blobs), flat
         self._whole = flat.device.type != "cpu" if whole is None else whole
-        numpy_rule = NUMPY_RULES[fields.type]
-        self.history = torch.zeros(numpy_rule.vectors, layout.size, device=flat.device)
+        vectors = RULES[fields.type].vectors
+        self.history = torch.zeros(vectors, layout.size, device=flat.device)
         self.updates = 0
         # Without memory there is nothing to update.
         pieces = self._all_at_once if self._whole else self._in_blocks
@@ -204,8 +109,7 @@ class ParameterUpdate:
     def use(self, fields: SolverFields) -> None:
         """Use these fields from the next update on; the type must be the same. The history stays."""
         self.fields = fields
-        self._rule = RULES[fields.type](fields)
-        self._scale = NUMPY_RULES[fields.type](fields).scale
+        self._rule = RULES[fields.type](fields, _PyTorch())
         self._weight_decay = float(np.float32(fields.weight_decay))
 
     def restore(self, history: Sequence[Vector], updates: int) -> None:
@@ -232,7 +136,7 @@ class ParameterUpdate:
         factor = self._factor(gradients, divisor)
         if self._whole:
             self._gather(gradients)
-        number = float(np.float32(rate) * np.float32(self._scale(self.updates + 1)))
+        number = float(np.float32(rate) * np.float32(self._rule.scale(self.updates + 1)))
         for piece in self._pieces:
             size = piece.weights.numel()
             own, u, t = (
