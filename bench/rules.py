@@ -33,9 +33,9 @@ from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.trace import Trace
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.trace import Trace
+from tests.support.simulation.world import World
 
 WORKERS = 4
 BATCH = 8  # of each worker: 500 local steps are 16,000 images of all

@@ -14,9 +14,9 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, StopAsked
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
 from tests.support.every_mode import MODES, options_of
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
 
 BATCH = 10
 

@@ -11,8 +11,8 @@ from speedo.exchange.codecs import Compression
 from speedo.master.plan import Plan
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import World
 
 SIZE, BATCH, ITERATIONS = 500, 4, 600
 

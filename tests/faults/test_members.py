@@ -11,13 +11,13 @@ import pytest
 
 from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge
-from speedo.study.simulation.world import Faults
 from tests.faults.rows import MODES, Finding, row
 from tests.faults.running import HANG_S, OVERLAP, OVERLAPPING, Run
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import BATCH, order
 from tests.support.schedules import Schedule
 from tests.support.schedules import run as simulate
+from tests.support.simulation.world import Faults
 
 real = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 CHANGES = 1000

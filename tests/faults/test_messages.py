@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from speedo.master.plan import Plan
-from speedo.study.simulation.world import Faults
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run
 from tests.faults.store_server import OwnRedis
@@ -18,6 +17,7 @@ from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
 from tests.support.schedules import Schedule
 from tests.support.schedules import run as simulate
+from tests.support.simulation.world import Faults
 
 SPEEDO = Path(__file__).parents[2] / "speedo"
 RATES = (0.01, 0.05, 0.2)

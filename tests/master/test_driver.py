@@ -22,9 +22,9 @@ from speedo.messages import Action, Event, Snapshot, Trained
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 
 def run(plan: Plan, **options: Any) -> Simulation:

@@ -34,8 +34,8 @@ from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta, ServerGradient
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 BATCH = 10
 

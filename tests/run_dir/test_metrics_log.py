@@ -21,9 +21,9 @@ from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
 from speedo.watch.status import StatusBoard
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 
 def test_a_late_repetition_does_not_take_the_timings_of_the_result(tmp_path: Path) -> None:

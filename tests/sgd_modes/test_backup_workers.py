@@ -13,9 +13,9 @@ from speedo.master.plan import Plan
 from speedo.messages import Drop, Merge
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.world import World
 from tests.support.replica import GRADIENT_LR
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.world import World
 
 WORKERS, ITERATIONS = 8, 200
 

@@ -14,9 +14,9 @@ from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import BLOCK, AddDelta, Contribution
 from speedo.sgd_modes.rules.delay_compensated import DelayCompensated
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import World
 from speedo.testing import check_rule
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import World
 
 
 def vector(*values: float) -> Vector:

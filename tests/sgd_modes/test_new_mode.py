@@ -70,7 +70,7 @@ from speedo.run.config.run_config import make_config
 from speedo.errors import ConfigError
 from speedo.master.plan import Plan
 from speedo.sgd_modes.registry import MODES, make_strategy
-from speedo.study.simulation.simulate import simulate
+from tests.support.simulation.simulate import simulate
 from tests.support.option_tables import markdown
 
 

@@ -13,9 +13,9 @@ from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import BLOCK, Contribution, MergeRule, State
 from speedo.sgd_modes.rules.outer_momentum import OuterMomentum
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import World
 from speedo.testing import check_rule
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import World
 
 
 def merged(rule: MergeRule, center: Vector, state: State, *deltas: tuple[list[float], int]) -> None:

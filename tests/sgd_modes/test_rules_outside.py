@@ -18,9 +18,9 @@ from speedo.sgd_modes.registry import (
     parts_outside,
     rules_outside,
 )
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.world import World
 from tests.support.outside import outside as outside
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.world import World
 
 
 def trained(

@@ -34,12 +34,12 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.turn_length import as_turn_length, turn_length
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulate import Simulation
-from speedo.study.simulation.simulator import SimulatedCluster
 from tests.support.loss_window import LossWindow
 from tests.support.mode_checks import ModeCheck, mode_check
 from tests.support.replica import Replica, kind_of, rate_of
 from tests.support.rules_of_a_run import KINDS, Rules, Turn, Violation
+from tests.support.simulation.simulate import Simulation
+from tests.support.simulation.simulator import SimulatedCluster
 
 STRIKES = 3
 LONGEST_RUN_S = 100_000.0

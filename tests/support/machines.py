@@ -20,7 +20,7 @@ from speedo.storage import keys
 from speedo.storage.base import Arrived
 from speedo.storage.conditional import Guard, Smalls
 from speedo.storage.memory_store import Answer, Blob, MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster
+from tests.support.simulation.simulator import SimulatedCluster
 
 Blobs = Mapping[str, Blob]
 NONE: Blobs = MappingProxyType({})

@@ -27,10 +27,6 @@ from speedo.messages import NO_TUNING, Event, Left, StateSaved, StopAsked, Tunin
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import most_steps
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.trace import Trace
-from speedo.study.simulation.world import Faults, World
 from tests.support.checker import Checker
 from tests.support.replica import (
     GRADIENT_CLIP,
@@ -40,6 +36,10 @@ from tests.support.replica import (
     kind_of,
 )
 from tests.support.rules_of_a_run import Rules
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.trace import Trace
+from tests.support.simulation.world import Faults, World
 
 MODES = ("sync", "async", "partial", "weed-out", "easgd", "hybrid")
 DECIDE_S = 0.05  # seconds of a master that cannot keep up, for each event

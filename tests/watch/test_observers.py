@@ -41,11 +41,11 @@ from speedo.run_dir.directory import METRICS, RESULT, create_run_dir, write_resu
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import Faults, World
 from speedo.system.runs_at import RunsAt
 from speedo.watch.console import ConsoleProgress, plain_line
 from speedo.watch.status import RECENT_S, WORKERS_BACK, StatusBoard
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import Faults, World
 
 WAITS = waits_for_workers(1, 2)
 

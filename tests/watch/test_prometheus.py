@@ -25,11 +25,11 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import Faults, World
 from speedo.watch.export.base import Told
 from speedo.watch.export.prometheus import DECISIONS, PrometheusMetrics
 from speedo.watch.status import StatusBoard
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import Faults, World
 from tests.watch.test_exports import merge, train
 
 

@@ -15,10 +15,10 @@ from speedo.messages import Kind, OwnResults
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation import simulator
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
+from tests.support.simulation import simulator
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 from tests.worker.test_script_turn import EngineWithAverages, LoopOfOne
 from tests.worker.test_turn import Clock, RecordingEngine, command, payload, publish
 

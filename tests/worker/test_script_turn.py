@@ -16,12 +16,12 @@ from speedo.messages import Kind, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation import simulator
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
 from speedo.worker.script_turn import ScriptWorker
 from tests.support.every_mode import MODES, options_of
+from tests.support.simulation import simulator
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 from tests.worker.test_turn import BATCH, Clock, RecordingEngine, command, payload, publish
 
 

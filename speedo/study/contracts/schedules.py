@@ -9,13 +9,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from speedo.engines.quadratic import QuadraticEngine
 from speedo.errors import TrainingStopped
-from speedo.master.driver import Limits
+from speedo.master.center import Center
+from speedo.master.coordinator import Coordinator
+from speedo.master.driver import Driver, Limits
+from speedo.master.observers import Observers
 from speedo.master.plan import Plan
 from speedo.sgd_modes.base import Strategy
 from speedo.sgd_modes.rules import AddDelta
+from speedo.storage.memory_store import MemoryStore
 from speedo.study.contracts.watched_strategy import BrokenStrategyError, WatchedStrategy
-from speedo.study.simulation.simulate import simulate
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import Faults, World
 
@@ -74,31 +78,37 @@ def schedule(seed: int) -> Schedule:
 
 def try_schedule(strategy: Strategy, made: Schedule) -> None:
     """Run a strategy, which has run nothing yet, through a schedule. Raises `BrokenStrategyError`."""
-
-    def script(cluster: SimulatedCluster) -> None:
-        for time, what, worker in made.happenings:
-            (cluster.join if what == "join" else cluster.die)(worker, time)
-
     watched = WatchedStrategy(strategy)
     try:
-        simulate(
-            watched,
-            Plan(BATCH, made.iterations, workers=made.workers),
-            world=World(
-                jitter=made.jitter,
-                faults=made.faults,
-                slowness=lambda worker: made.speeds[worker % len(made.speeds)],
-            ),
-            seed=made.seed,
-            script=script,
-            limits=LIMITS,
-            keep_trace=False,
-        )
+        _driver(watched, made).run()
     except (BrokenStrategyError, TrainingStopped) as error:
         raise BrokenStrategyError(f"{made}: {error}") from None
     except Exception as error:
         told = "\n".join(f"    {line}" for line in watched.lines[-8:])
         raise BrokenStrategyError(f"{made}: {type(error).__name__}: {error}\n{told}") from error
+
+
+def _driver(strategy: WatchedStrategy, made: Schedule) -> Driver:
+    def engine(rank: int) -> QuadraticEngine:
+        return QuadraticEngine(seed=made.seed, rank=rank, batch=BATCH, lr=0.05, noise=0.01)
+
+    world = World(
+        jitter=made.jitter,
+        faults=made.faults,
+        slowness=lambda worker: made.speeds[worker % len(made.speeds)],
+    )
+    store = MemoryStore(clock=lambda: cluster.now)
+    cluster = SimulatedCluster(world, store, "simulated", engine, made.seed)
+    for worker in range(made.workers):
+        cluster.join(worker)
+    for time, what, worker in made.happenings:
+        (cluster.join if what == "join" else cluster.die)(worker, time)
+    coordinator = Coordinator(strategy, Plan(BATCH, made.iterations, workers=made.workers))
+    cluster.version = lambda: coordinator.version
+    layout = engine(0).layout
+    center = Center("simulated", layout.zeros(), layout, store)
+    observers = Observers()
+    return Driver(coordinator, center, cluster, observers, cluster.clock, LIMITS, has_tester=True)
 
 
 def check_strategy(make: Callable[..., Strategy], schedules: int = SCHEDULES) -> None:

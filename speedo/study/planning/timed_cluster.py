@@ -36,7 +36,7 @@ from speedo.study.planning.site import Site
 from speedo.study.planning.team_round import TeamRound, team_round
 from speedo.study.planning.timed_machines import Machines
 from speedo.study.planning.timed_team import WHOLE, Part, TimedTeam, nobody
-from speedo.study.simulation.simulated_team import train_together
+from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.study.simulation.simulator import SimulatedCluster
 from speedo.study.simulation.world import World
 from speedo.worker.turn import EngineWorker
@@ -84,6 +84,8 @@ class TimedCluster(SimulatedCluster):
         self._unheard: set[int] = set()  # tickets of results with which a message came
         self._sent: set[int] = set()  # tickets of payloads that no server was asked to take in
         self._round: tuple[object, TeamRound] | None = None  # of these members
+        self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
+        self._memories: Memories = {}
         self._gathered = 0  # the gathering whose hosts have the center that it made
         self._load = calibration.load_on(far=site.link is not None)
         self._master_busy = self._computing = 0.0

@@ -8,35 +8,16 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from speedo.engines.quadratic import QuadraticEngine
-from speedo.errors import MissingKeyError, PayloadError, TeamBrokenError, TrainingStopped
-from speedo.exchange.channel import refusal
-from speedo.exchange.served_vectors import Stores
-from speedo.messages import (
-    Command,
-    Event,
-    Joined,
-    Leaving,
-    Left,
-    Refused,
-    SaveState,
-    StateSaved,
-    Team,
-    Tested,
-    Train,
-    Trained,
-)
+from speedo.errors import MissingKeyError, PayloadError, TrainingStopped
+from speedo.exchange.vector import Header, checksum
+from speedo.messages import Command, Event, Joined, Left, Refused, Tested, Train, Trained
 from speedo.storage import keys
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.poison import poison
-from speedo.study.simulation.simulated_servers import SimulatedHosts
-from speedo.study.simulation.simulated_shares import SimulatedShares
-from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.study.simulation.world import World
 from speedo.worker.turn import EngineWorker
 
@@ -54,18 +35,10 @@ class SimulatedCluster:
         engine: Callable[[int], QuadraticEngine],
         seed: int,
         overlap: Container[int] = (),
-        servers: Sequence[MemoryStore] = (),
-        hosts: SimulatedHosts | None = None,
     ) -> None:
-        """`store` has all, or each of `servers` has a range."""
         self.world, self.store, self.run, self.engine = world, store, run, engine
-        self.servers = [Stores(server) for server in servers]
-        self.hosts = hosts or SimulatedHosts(None)
         self.overlap = overlap
         self.random = random.Random(seed)
-        self._gathering = random.Random(seed)
-        self._first: Event | None = None
-        self.gathered = 0  # of the events handed to the driver last, without the first and tests
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._count = 0
@@ -73,16 +46,12 @@ class SimulatedCluster:
         self._busy: dict[tuple[int, int], float] = {}  # worker and incarnation, until when
         self._incarnations: dict[int, int] = {}
         self.places: Callable[[int], str] = lambda worker: ""  # where a worker can meet its team
-        self.can_meet = self.hosts_can_meet = True
-        self._teams: dict[int, dict[int, Train]] = {}  # commands of a stretch, by its first ticket
-        self._memories: Memories = {}
         self.version: Callable[[], int] = lambda: 0
         # Every answer of a worker or the tester passes through it to the driver; a script may keep or change it.
         self.deliver: Callable[[Event], Event | None] = lambda event: event
-        self.shares = SimulatedShares(world, engine, random.Random(seed))
         self._last_version, self._events = 0, 0  # events since the version last changed
 
-    # ------------------------------------------------------------ what tests script
+    # ------------------------------------------------------------ what a script says
 
     def at(self, time: float, happening: Callable[[], Event | None]) -> None:
         """Something happens at this time; what it returns reaches the driver then."""
@@ -97,27 +66,14 @@ class SimulatedCluster:
         """A worker dies at this time, which is noticed at once."""
         self.at(time, lambda: self._gone(worker, cause))
 
-    def notice(self, worker: int) -> Event | None:
-        """A worker is told now that it is to leave; it comes back as one that died."""
-        if worker not in self._workers:
-            return None
-        self._workers[worker].leaves = lambda: True
-        return Leaving(worker, self._workers[worker].incarnation, "told to leave")
-
-    def forget(self, worker: int) -> int | None:
-        """A worker is silently no longer there; returns its incarnation, if it was."""
-        present = self._workers.pop(worker, None)
-        return None if present is None else present.incarnation
-
-    @property
-    def present(self) -> set[int]:
-        """The workers that are there."""
-        return set(self._workers)
-
     def poison(self, worker: int, ticket: int) -> None:
         """Put a payload of NaN, well formed otherwise, in the place of the one that was published for this turn."""
-        present = self._workers[worker]
-        poison(present, keys.payload(self.run, worker, ticket))
+        present, key = self._workers[worker], keys.payload(self.run, worker, ticket)
+        vector = present.engine.layout.zeros()
+        vector.fill(float("nan"))
+        for store, body in zip(present.stores, present.exchange.encode(vector, None), strict=False):
+            header = Header.unpack(store.incoming.read_head(key)[0])
+            store.incoming.write(key, replace(header, checksum=checksum(body)).pack(), body)
 
     # ------------------------------------------------------------ Cluster
 
@@ -127,20 +83,10 @@ class SimulatedCluster:
     def send(self, command: Command) -> None:
         if isinstance(command, Train):
             self._send_train(command)
-        elif isinstance(command, SaveState):
-            who = command.worker, command.incarnation, command.version
-            saved = StateSaved(*who, problem="it has none")
-            self.at(self.now + self.world.step_s, lambda: self.deliver(saved))
         else:
             self.at(self.now + self.world.step_s, lambda: self._test(command))
 
     def next_event(self, timeout_s: float) -> Event | None:
-        self._first = self._next(timeout_s)
-        if self._first is not None:
-            self.now += self.world.decide_s
-        return self._first
-
-    def _next(self, timeout_s: float) -> Event | None:
         limit = self.now + timeout_s
         self._require_progress()
         while self._heap and self._heap[0][0] <= limit:
@@ -154,18 +100,8 @@ class SimulatedCluster:
         return None
 
     def waiting(self, most: int) -> list[Event]:
-        limit, events = self.now, list[Event]()
-        if self.world.gather_s:
-            limit += self.world.gather_s * self._gathering.random()
-            while len(events) < most and (event := self._next(limit - self.now)) is not None:
-                events.append(event)
-        elif self.world.decide_s:
-            while len(events) < most and (event := self._next(0.0)) is not None:
-                events.append(event)
-            self.now += self.world.decide_s * len(events)
-        seen = [event for event in (self._first, *events) if not isinstance(event, Tested)]
-        self.gathered = max(0, len(seen) - 1)
-        return events
+        """None: each event is handed over alone."""
+        return []
 
     def evict(self, worker: int, incarnation: int, reason: str, *, for_good: bool = False) -> None:
         present = self._workers.get(worker)
@@ -191,17 +127,17 @@ class SimulatedCluster:
     def _join(self, worker: int) -> Event | None:
         if worker in self._workers:
             return None
-        engine = self.shares.engine_of(worker)
         incarnation = self._incarnations[worker] = self._incarnations.get(worker, 0) + 1
-        overlaps = worker in self.overlap
-        self._workers[worker] = EngineWorker(
-            self.run, worker, incarnation, engine, self.store, self.clock,
-            compression=self.world.compression, servers=self.servers, threads=False,
-            host=self.hosts.centers(worker, max(1, len(self.servers)), self.clock), overlap=overlaps,
+        made = self._workers[worker] = self._made(worker, incarnation)
+        depth = 1 + (worker in self.overlap)
+        samples = made.engine.samples_per_step
+        return Joined(worker, incarnation, samples, depth, self.places(worker))
+
+    def _made(self, worker: int, incarnation: int) -> EngineWorker:
+        return EngineWorker(
+            self.run, worker, incarnation, self.engine(worker), self.store, self.clock, threads=False,
+            overlap=worker in self.overlap,
         )  # fmt: skip
-        self.shares.give(self._workers[worker])
-        depth = 1 + overlaps
-        return Joined(worker, incarnation, engine.samples_per_step, depth, self.places(worker))
 
     def _gone(self, worker: int, cause: str) -> Event | None:
         present = self._workers.pop(worker, None)
@@ -212,13 +148,11 @@ class SimulatedCluster:
         return Left(worker, present.incarnation, cause)
 
     def _send_train(self, command: Train) -> None:
-        if command.team is not None:
-            return self._send_to_team(command, command.team)
         worker = self._workers.get(command.worker)
         if worker is None or worker.incarnation != command.incarnation:
             return
         world, faults, chance = self.world, self.world.faults, self.random.random
-        lasts = self.shares.seconds(command.worker, command.steps)
+        lasts = self._seconds(command.worker, command.steps)
         lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
         who = command.worker, command.incarnation
         done = max(self.now, self._busy.get(who, 0.0)) + lasts + 2 * world.latency_s
@@ -239,74 +173,13 @@ class SimulatedCluster:
             again = faults.repeat > 0 and chance() < faults.repeat
             self.at(done, lambda: self._turn(worker, command, poisoned, again))
 
-    def _send_to_team(self, command: Train, team: Team) -> None:
-        """The turn is over for all when the slowest is done; the commands of all members come one after another."""
-        first = command.ticket - team.workers.index(command.worker)
-        commands = self._teams.setdefault(first, {})
-        commands[command.worker] = command
-        if len(commands) < len(team.members):
-            return
-        del self._teams[first]
-        world, faults, chance = self.world, self.world.faults, self.random.random
-        lasts = max(self.shares.seconds(worker, command.all_steps) for worker in commands)
-        lasts *= 1.0 + world.jitter * (2.0 * chance() - 1.0)
-        meetings = (5 if team.spread else 2) * team.rounds + 1
-        fate = {
-            worker: self.random.randrange(meetings)
-            for worker in commands
-            if faults.die and chance() < faults.die
-        }
-        poisoned = [worker for worker in commands if faults.poison and chance() < faults.poison]
-        lost = [worker for worker in commands if faults.lose and chance() < faults.lose]
-        again = [worker for worker in commands if faults.repeat and chance() < faults.repeat]
-        done = self.now + lasts + 2 * world.latency_s
-        self.at(done, lambda: self._team_turn(team, commands, fate, poisoned, lost, again, lasts))
+    def _seconds(self, worker: int, steps: int) -> float:
+        """What so many steps take this worker."""
+        return self.world.step_s * steps * self.world.slowness(worker)
 
-    def _team_turn(
-        self,
-        team: Team,
-        commands: dict[int, Train],
-        fate: dict[int, int],
-        poisoned: list[int],
-        lost: list[int],
-        again: list[int],
-        lasts: float,
-    ) -> None:
-        workers = {
-            worker: self._workers[worker]
-            for worker, incarnation, _ in team.members
-            if worker in self._workers and self._workers[worker].incarnation == incarnation
-        }
-        if not workers:
-            return
-        if self.can_meet and (self.hosts_can_meet or not team.spread):
-            answers = train_together(
-                *(team, workers, commands, fate, poisoned),
-                chance=self._gathering,
-                memories=self._memories,
-            )
-        else:
-            broken = TeamBrokenError("a member of the team cannot be reached")
-            answers = {worker: refusal(commands[worker], broken) for worker in workers}
-        for worker in fate:
-            if worker in workers:
-                notice = partial(self._gone_if, workers[worker])
-                self.at(self.now + self.world.faults.notice_s, notice)
-        for worker, answer in answers.items():
-            if isinstance(answer, Trained):
-                timings = self.shares.timings(worker, commands[worker].all_steps, lasts)
-                answer = replace(answer, timings=timings)
-            if worker not in lost:
-                self.at(self.now, partial(self._answer, workers[worker], answer))
-            if worker in again:
-                self.at(self.now + self.world.latency_s, partial(self._answer, None, answer))
-
-    def _gone_if(self, worker: EngineWorker) -> Event | None:
-        return self._gone(worker.worker, "killed") if self._present(worker) else None
-
-    def _answer(self, worker: EngineWorker | None, answer: Trained | Refused) -> Event | None:
-        """It reaches the master if its worker is still there; a repetition in any case."""
-        return answer if worker is None or self._present(worker) else None
+    def _timed(self, result: Trained | Refused, command: Train) -> Trained | Refused:
+        """The result with what its turn took, where somebody needs that."""
+        return result
 
     def _present(self, worker: EngineWorker) -> bool:
         return self._workers.get(worker.worker) is worker
@@ -316,7 +189,7 @@ class SimulatedCluster:
     ) -> Event | None:
         if not self._present(worker):
             return None
-        result = self.shares.timed(self.outcome(worker, command), command.steps)
+        result = self._timed(self.outcome(worker, command), command)
         if poisoned and isinstance(result, Trained):
             self.poison(worker.worker, command.ticket)
         if again:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from speedo.exchange.codecs import NO_COMPRESSION, Compression
-
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -30,18 +28,10 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter.
-
-    The master takes its events together that come within `gather_s` seconds at most after the first of them: within a
-    part of that which is drawn each time. It needs `decide_s` seconds for each: more than the workers take between two,
-    and its queue is never empty.
-    """
+    """Speeds: a turn lasts `step_s` seconds times its steps times the worker's factor, plus jitter."""
 
     step_s: float = 0.1
     latency_s: float = 0.001
     jitter: float = 0.1
     slowness: Callable[[int], float] = lambda worker: 1.0
     faults: Faults = field(default_factory=Faults)
-    compression: Compression = NO_COMPRESSION
-    gather_s: float = 0.0
-    decide_s: float = 0.0

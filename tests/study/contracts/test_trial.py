@@ -17,8 +17,8 @@ from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AddDelta, Elastic
 from speedo.study.contracts import trial
 from speedo.study.contracts.trial import require_sound
-from speedo.study.simulation.simulate import simulate
 from tests.support.outside import outside as outside
+from tests.support.simulation.simulate import simulate
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -17,9 +17,9 @@ from speedo.messages import Action, Checkpointed, Event
 from speedo.storage import keys
 from speedo.storage.base import remove_run
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.trace import Trace
 from tests.support.schedules import MODES, make_schedule, run
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.trace import Trace
 
 SEEDS = range(10)
 MOST_WAIT_S = 2 * WRITE_S + 60.0  # for the disk, at the end of a run

@@ -8,8 +8,8 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import World
 
 
 class Dropped:

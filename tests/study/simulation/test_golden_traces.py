@@ -16,9 +16,9 @@ from speedo.master.plan import Plan
 from speedo.messages import Event, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 FOLDER = Path(__file__).parent / "golden"
 LINES = 60

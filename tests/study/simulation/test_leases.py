@@ -22,13 +22,13 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Event, Merge, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation import simulator
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import Faults, World
 from speedo.worker.script_turn import ScriptWorker
 from speedo.worker.share import RecordShare
 from tests.support.every_mode import MODES, options_of
+from tests.support.simulation import simulator
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import Faults, World
 
 RECORDS, BATCH, WORKERS, ITERATIONS = 37, 4, 4, 90
 

@@ -14,10 +14,10 @@ from speedo.messages import Action, Event, Merge, Train, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.turn_length import AdaptiveLength
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
 from tests.support.seen import Seen
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 BATCH = 10
 Script = Callable[[SimulatedCluster], None]

@@ -18,9 +18,9 @@ from speedo.master.plan import Plan
 from speedo.master.turn_records import TurnRecords
 from speedo.run.config.run_config import RunConfig, make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import World
 from tests.support.schedules import MODES, solver_of
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import World
 
 REMEDY: Final = re.compile(r"\b(?:use|leave|give|take)\b")
 BATCH, ITERATIONS, WORKERS = 12, 8, 4

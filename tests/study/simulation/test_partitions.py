@@ -40,11 +40,11 @@ from speedo.storage.conditional import Guard
 from speedo.storage.lease import CALL_S, LEASE_S, RENEW_S, MasterFence, MasterLease
 from speedo.storage.memory_store import MemoryStore
 from speedo.storage.retrying_store import RetryingStore
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
 from speedo.worker.turn import EngineWorker
 from tests.support.machines import Blobs, Clockwork, KilledError, Link, Machine, Process
 from tests.support.quick import tried
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 RUN: Final = "line"
 SIZE, BATCH, RECORDS = 6, 4, 37

@@ -19,13 +19,13 @@ from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import Faults, World
 from tests.support.every_mode import options_of
 from tests.support.quick import tried
 from tests.support.record_counts import RecordCounts
 from tests.support.schedules import MODES, make_schedule, run
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import Faults, World
 
 RECORDS = 37
 

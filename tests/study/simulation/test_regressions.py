@@ -28,11 +28,11 @@ from speedo.sgd_modes.hybrid import Hybrid, Phase
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage import keys
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.trace import Trace
-from speedo.study.simulation.world import Faults, World
 from tests.support.receiving import handle
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.trace import Trace
+from tests.support.simulation.world import Faults, World
 
 
 def run(strategy: Strategy, plan: Plan, **options: Any) -> tuple[Simulation, list[str]]:

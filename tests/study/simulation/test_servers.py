@@ -45,11 +45,11 @@ from speedo.sgd_modes.rules import (
 )
 from speedo.sgd_modes.synchronous import Synchronous
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.world import Faults, World
 from tests.support import schedules
 from tests.support.quick import tried
 from tests.support.seen import Seen
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.world import Faults, World
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from speedo.messages import Decision, Result
 from speedo.sgd_modes.asynchronous import Asynchronous
 from speedo.sgd_modes.rules import AddDelta
 from speedo.study.simulation import simulator
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.simulator import SimulatedCluster
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.simulator import SimulatedCluster
 
 PLAN = Plan(batch=8, max_iter=20, workers=2)
 

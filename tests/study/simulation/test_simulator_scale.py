@@ -11,9 +11,9 @@ from speedo.master.plan import Plan
 from speedo.messages import Action, Drop, Event, Merge, Trained
 from speedo.run.config.run_config import make_config
 from speedo.sgd_modes.registry import make_strategy
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.world import Faults, World
 from tests.support.every_mode import MODES, options_of
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.world import Faults, World
 
 BATCH = 10
 FAULTS = Faults(die=0.02, lose=0.01, repeat=0.05, late=0.02, poison=0.02, leave=0.02, fail=0.02,

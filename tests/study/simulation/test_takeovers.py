@@ -52,11 +52,11 @@ from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
 from speedo.sgd_modes.rules import State
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
 from speedo.worker.turn import EngineWorker
 from tests.support.disks import has_room
 from tests.support.quick import tried
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 SIZE, BATCH, RECORDS = 6, 4, 37
 RUNS = int(os.environ.get("SPEEDO_TAKEOVERS", tried(30)))  # of each mode; `make faults` has 1,000

@@ -27,11 +27,11 @@ from speedo.messages import (
 )
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import Faults, World
 from tests.support.quick import tried
 from tests.support.seen import Seen
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import Faults, World
 
 WORLD = World(step_s=0.01)
 ENGINE = {"momentum", "kind"}

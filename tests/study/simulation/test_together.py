@@ -21,9 +21,9 @@ from speedo.sgd_modes.easgd import easgd
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.world import World
 from tests.support.seen import Seen
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.world import World
 
 WORKERS, BATCH = 5, 4
 LAYOUT = Layout((Blob("w", (3,)),))

@@ -16,13 +16,13 @@ from speedo.master.speed_division import Speed, SpeedDivision, divided
 from speedo.messages import Divided, Merge
 from speedo.sgd_modes.rules import AverageDeltas
 from speedo.sgd_modes.synchronous import Synchronous
-from speedo.study.simulation.simulate import Simulation, simulate
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.world import World
 from tests.support.quick import tried
 from tests.support.schedules import make_schedule
 from tests.support.schedules import run as run_schedule
 from tests.support.seen import Seen
+from tests.support.simulation.simulate import Simulation, simulate
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.world import World
 
 BATCH, STEP_S = 120, 0.2
 

@@ -18,11 +18,11 @@ from speedo.run_dir.events import WorkerLeft
 from speedo.run_dir.metrics_log import MetricsLog
 from speedo.sgd_modes.rules import AddDelta
 from speedo.sgd_modes.weed_out import WeedOut
-from speedo.study.simulation.simulate import simulate
-from speedo.study.simulation.world import Faults, World
 from speedo.watch.control_socket import ControlServer
 from speedo.watch.live.history import MOST_STALENESS, LogHistory, LogReader
 from speedo.watch.live.live_run import LiveRun
+from tests.support.simulation.simulate import simulate
+from tests.support.simulation.world import Faults, World
 
 
 def simulated(folder: Path) -> None:

@@ -11,8 +11,8 @@ from speedo.engines.base import Engine
 from speedo.engines.quadratic import QuadraticEngine
 from speedo.master.speed_division import SpeedDivision
 from speedo.messages import Divided, Refused, Trained
-from speedo.study.simulation.world import World
 from speedo.worker.turn import EngineWorker
+from tests.support.simulation.world import World
 
 
 @dataclass

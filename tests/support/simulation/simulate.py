@@ -24,10 +24,10 @@ from speedo.master.stopping import Outcome, Stopping
 from speedo.master.turn_records import TurnRecords
 from speedo.sgd_modes.base import Strategy
 from speedo.storage.memory_store import MemoryStore
-from speedo.study.simulation.simulated_servers import SimulatedHosts, center_on_servers
-from speedo.study.simulation.simulator import SimulatedCluster
-from speedo.study.simulation.trace import Trace
-from speedo.study.simulation.world import World
+from tests.support.simulation.simulated_servers import SimulatedHosts, center_on_servers
+from tests.support.simulation.simulator import SimulatedCluster
+from tests.support.simulation.trace import Trace
+from tests.support.simulation.world import World
 
 
 @dataclass(frozen=True, slots=True)
