@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-from typing import Final, Self, TypeVar
+from collections.abc import Callable
+from typing import Final
 
-from speedo.errors import MissingKeyError, PayloadError, StoreUnavailableError
-from speedo.storage import keys
+from speedo.errors import MissingKeyError, PayloadError
 from speedo.storage.base import Arrived, View
-from speedo.storage.conditional import FOREVER, Decide, Guard, Small, Smalls
 from speedo.storage.keys import check_blob
 
-Answer = TypeVar("Answer")
 Blob = tuple[bytes, bytes, float]  # head, body, and when it expires
 _NEVER: Final = float("inf")
 _FEW: Final = 1024
@@ -26,34 +19,20 @@ class MemoryStore:
     """Blobs in a dictionary, copied when written and when read.
 
     `clock` gives seconds and is read only for blobs that expire. An expired blob is invisible at once, and removed at
-    the latest when the number of blobs has doubled. With a `guard` each write depends on the run's epoch; what depends
-    on something is done in two steps, as in Redis, and the simulator puts a network between (`carry`).
+    the latest when the number of blobs has doubled.
     """
 
     is_one_memory: Final = False
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.guard: Guard | None = None
         self._blobs: dict[str, Blob] = {}
-        self._smalls: dict[str, tuple[bytes, float]] = {}
-        self._writes: Counter[str] = Counter()  # of each small value
         self._sweep_at = _FEW
 
     @property
     def address(self) -> str:
         """The name of the store in messages."""
         return "this process's memory"
-
-    def for_master(self, guard: Guard | None) -> Self:
-        """Another user of the same memory, whose writes have this guard."""
-        other = copy.copy(self)
-        other.guard = guard
-        return other
-
-    def carry(self, step: Callable[[], Answer]) -> Answer:
-        """Have the store do this."""
-        return step()
 
     def place(self, key: str, nbytes: int) -> memoryview | None:
         """See `Store.place`: there is no such memory here."""
@@ -64,11 +43,7 @@ class MemoryStore:
     ) -> None:
         check_blob(key, head)
         end = _NEVER if expire_s is None else self._clock() + expire_s
-        blob = bytes(head), body.tobytes(), end
-        if self.guard is None:
-            self._blobs[key] = blob
-        else:
-            self._write_guarded(self.guard, key, blob)
+        self._blobs[key] = bytes(head), body.tobytes(), end
         if len(self._blobs) > self._sweep_at:
             self._sweep()
 
@@ -94,51 +69,6 @@ class MemoryStore:
     def keys(self, prefix: str) -> list[str]:
         self._sweep()
         return sorted(key for key in self._blobs if key.startswith(prefix))
-
-    def change(self, names: tuple[str, ...], decide: Decide) -> None:
-        while True:
-            found, writes = self.carry(lambda: self._look(names))
-            wanted = decide(found)
-            if not wanted or self.carry(partial(self._put_if, names, writes, wanted)):
-                return
-
-    def _write_guarded(self, guard: Guard, key: str, blob: Blob) -> None:
-        own, beside = keys.epoch(guard.run), guard.beside(key)
-        names = (own, *beside)
-        found, writes = self.carry(lambda: self._look(names))
-        guard.require(found[own])
-        if not self.carry(lambda: self._put_if(names, writes, beside, {key: blob})):
-            raise StoreUnavailableError(f"{key} is not stored: another write came between")
-        guard.written(beside)
-
-    def _look(self, names: tuple[str, ...]) -> tuple[Smalls, list[int]]:
-        return {name: self._small(name) for name in names}, [self._writes[name] for name in names]
-
-    def _put_if(
-        self,
-        names: tuple[str, ...],
-        writes: list[int],
-        wanted: Smalls,
-        blobs: Mapping[str, Blob] = MappingProxyType({}),
-    ) -> bool:
-        """Write all that, if nobody has written a value under `names` meanwhile."""
-        if [self._writes[name] for name in names] != writes:
-            return False
-        for name, small in wanted.items():
-            self._writes[name] += 1
-            self._smalls.pop(name, None)
-            if small is not None:
-                end = _NEVER if small.left_s == FOREVER else self._clock() + small.left_s
-                self._smalls[name] = small.data, end
-        self._blobs.update(blobs)
-        return True
-
-    def _small(self, name: str) -> Small | None:
-        data, end = self._smalls.get(name, (b"", 0.0))
-        if end == _NEVER:
-            return Small(data)
-        left_s = end - self._clock() if name in self._smalls else 0.0
-        return Small(data, left_s) if left_s > 0 else None
 
     def ping(self) -> None:
         return None

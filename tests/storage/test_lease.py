@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from speedo.errors import FencedError, StoreError, StoreUnavailableError
-from speedo.storage import MemoryStore, RedisStore, keys
+from speedo.storage import RedisStore, keys
 from speedo.storage import lease as module
 from speedo.storage.conditional import Decide, Guard, Small
 from speedo.storage.lease import LEASE_S, MasterFence, MasterLease
 from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import RawClient, get, put
 from tests.support.commands import how_loaded
+from tests.support.conditional_memory import ConditionalMemory
 
-AnyStore = MemoryStore | RedisStore
+AnyStore = ConditionalMemory | RedisStore
 _runs = itertools.count()
 
 
@@ -70,7 +71,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         def sleep(seconds: float) -> None:
             now[0] += seconds
 
-        server = MemoryStore(clock=lambda: now[0])
+        server = ConditionalMemory(clock=lambda: now[0])
         yield Bench(server.for_master, lambda: now[0], sleep)
         return
     raw: RawClient = request.getfixturevalue("raw")
@@ -89,7 +90,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 def quick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
     """Leases that last as long as this, where time is real."""
-    seconds = LEASE_S if isinstance(bench.connect(None), MemoryStore) else 0.3 * how_loaded()
+    seconds = LEASE_S if isinstance(bench.connect(None), ConditionalMemory) else 0.3 * how_loaded()
     monkeypatch.setattr(module, "LEASE_S", seconds)
     return seconds
 
@@ -283,7 +284,7 @@ def test_once_the_standby_has_left_a_lost_lease_is_written_again(
 class Away:
     """A store whose server is away until a time, by the clock of the test."""
 
-    def __init__(self, store: MemoryStore, until: float, clock: Callable[[], float]) -> None:
+    def __init__(self, store: ConditionalMemory, until: float, clock: Callable[[], float]) -> None:
         self.store, self.until, self.clock = store, until, clock
         self.address = store.address
 
@@ -303,7 +304,7 @@ def test_a_fence_waits_with_the_patience_of_the_run_while_there_is_a_standby(
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    store = MemoryStore(clock=lambda: now[0])
+    store = ConditionalMemory(clock=lambda: now[0])
     MasterLease(store, "run", clock=lambda: now[0]).claim()
     away = Away(store, 140.0, lambda: now[0])
     fence = MasterFence(away, "run", 0, patience_s=60.0, clock=lambda: now[0], sleep=sleep)
@@ -327,7 +328,7 @@ def test_a_claim_and_the_end_are_repeated_and_a_renewal_is_not() -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    store = MemoryStore(clock=lambda: now[0])
+    store = ConditionalMemory(clock=lambda: now[0])
     away = Away(store, 120.0, lambda: now[0])
     patience = Patience(30.0, clock=lambda: now[0], sleep=sleep, has_worked=True)
     lease = MasterLease(away, "run", patience=patience, clock=lambda: now[0])
@@ -406,7 +407,9 @@ class Both:
 
     def __init__(self, raw: RawClient, seed: int) -> None:
         self.benches = [
-            Bench(MemoryStore(clock=lambda: 0.0).for_master, lambda: 0.0, lambda _: None, "both"),
+            Bench(
+                ConditionalMemory(clock=lambda: 0.0).for_master, lambda: 0.0, lambda _: None, "both"
+            ),
             Bench(
                 lambda guard: self.connection(raw.url, guard),
                 lambda: 0.0,

@@ -19,7 +19,8 @@ from speedo.errors import FencedError, SpeedoError, StoreTimeoutError
 from speedo.storage import keys
 from speedo.storage.base import Arrived
 from speedo.storage.conditional import Guard, Smalls
-from speedo.storage.memory_store import Answer, Blob, MemoryStore
+from speedo.storage.memory_store import Blob, MemoryStore
+from tests.support.conditional_memory import Answer, ConditionalMemory
 from tests.support.simulation.simulator import SimulatedCluster
 
 Blobs = Mapping[str, Blob]
@@ -164,12 +165,12 @@ class Clockwork:
         return min(self._live, key=lambda one: (one.now, one.number))
 
 
-class Link(MemoryStore):
+class Link(ConditionalMemory):
     """A process's connection to the Redis `server`, over the network. `saw` hears of each entry of the journal."""
 
     def __init__(
         self,
-        server: MemoryStore,
+        server: ConditionalMemory,
         process: Process,
         timeout_s: float,
         guard: Guard | None = None,

@@ -13,9 +13,10 @@ from redis import exceptions
 
 from speedo.errors import StoreTimeoutError
 from speedo.storage.conditional import Guard
-from speedo.storage.memory_store import Answer, MemoryStore
+from speedo.storage.memory_store import MemoryStore
 from speedo.storage.redis.errors import store_error
 from speedo.storage.redis.resp import ProtocolError, ReplyError
+from tests.support.conditional_memory import Answer, ConditionalMemory
 from tests.support.machines import Link, Process
 
 REDIS_CLASSES: Final = {
@@ -111,7 +112,7 @@ class SlowLink(Link):
 
     def __init__(
         self,
-        server: MemoryStore,
+        server: ConditionalMemory,
         process: Process,
         timeout_s: float,
         guard: Guard | None = None,

@@ -38,9 +38,9 @@ from speedo.run_dir.checkpoint_file import Counters
 from speedo.sgd_modes.registry import make_strategy
 from speedo.storage.conditional import Guard
 from speedo.storage.lease import CALL_S, LEASE_S, RENEW_S, MasterFence, MasterLease
-from speedo.storage.memory_store import MemoryStore
 from speedo.storage.retrying_store import RetryingStore
 from speedo.worker.turn import EngineWorker
+from tests.support.conditional_memory import ConditionalMemory
 from tests.support.machines import Blobs, Clockwork, KilledError, Link, Machine, Process
 from tests.support.quick import tried
 from tests.support.simulation.simulator import SimulatedCluster
@@ -138,7 +138,7 @@ class Run:
         self.chance = chance = random.Random(f"partition {mode} {seed}")
         self.mode, self.seed, self.folder = mode, seed, folder
         self.works = Clockwork(chance, HEALS_S, LIMIT_S)
-        self.server = MemoryStore(clock=lambda: self.works.time)
+        self.server = ConditionalMemory(clock=lambda: self.works.time)
         self.workers = chance.randint(1, 3)
         self.once = chance.random() < 0.5
         options = {"mode": mode, "workers": self.workers, "local_steps": chance.choice((1, 1, 3))}
