@@ -138,11 +138,6 @@ class Engine(Protocol):
 class ModelEngine(Engine, Protocol):
     """What a run asks of an engine of Caffe's nets besides: its files, shares of tests, shapes."""
 
-    @property
-    def learning_rate(self) -> float:
-        """The rate that was used last, in float32."""
-        ...
-
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each blob between the layers of the train net, by its name."""
         ...

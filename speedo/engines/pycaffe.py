@@ -129,11 +129,6 @@ class PycaffeEngine(SolverEngine):
         tops = [top for layer in sources for top in net._top_ids(layer)]
         return {str(net._blob_names[top]): net._blobs[top].data.copy() for top in tops}
 
-    @property
-    def learning_rate(self) -> float:
-        """The rate that Caffe used last, in float32 (Caffe: GetLearningRate)."""
-        return float(self._solver.lr)
-
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
         total = 0.0

@@ -90,7 +90,7 @@ def test_the_rate_that_caffe_uses_is_that_of_the_global_iteration(home: Path) ->
     for iteration in (0, 9, 10, 25):
         engine.set_iteration(iteration)
         engine.step(1)
-        used.append(engine.learning_rate)
+        used.append(engine._solver.lr)
     assert used == pytest.approx([0.05, 0.05, 0.005, 0.0005], rel=1e-6)
 
 
@@ -99,7 +99,7 @@ def test_following_steps_count_on_from_the_iteration(home: Path) -> None:
     engine = worker(read_solver(path))
     engine.set_iteration(3)
     engine.step(2)
-    assert engine.learning_rate == pytest.approx(0.05 * 0.5**4)
+    assert engine._solver.lr == pytest.approx(0.05 * 0.5**4)
 
 
 def test_the_loss_is_the_mean_over_the_sub_batches(home: Path) -> None:

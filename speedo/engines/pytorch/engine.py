@@ -83,7 +83,6 @@ class PytorchEngine(SolverEngine):
         _use_threads(threads)
         if self._device.type == "cpu":
             keep_freed_memory()
-        self._rate = float32(lr_policy.rate(0))
         parameter = caffe_pb2.SolverParameter()
         text_format.Parse(solver_text, parameter)
         self._parameter = parameter.train_net_param
@@ -147,11 +146,6 @@ class PytorchEngine(SolverEngine):
     def next_batch(self) -> Mapping[str, Vector]:
         with self._open():
             return {name: top.float().cpu().numpy() for name, top in self._net.next_batch().items()}
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate that was used last, in float32."""
-        return self._rate
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         """Run `n` solver steps; mean loss over all their batches. See `Engine.step`."""
@@ -331,8 +325,8 @@ class PytorchEngine(SolverEngine):
         onto: bool = False,
     ) -> None:
         # Adam's bias correction counts this solver's own updates, as its moments do.
-        self._rate = float32(self._schedule.rate(self._iteration))
-        self._update.apply(gradients, self._rate, divisor=divisor, delta=delta, onto=onto)
+        rate = float32(self._schedule.rate(self._iteration))
+        self._update.apply(gradients, rate, divisor=divisor, delta=delta, onto=onto)
         self._iteration += 1
 
     def _mean(self, losses: Sequence[Tensor]) -> float:
