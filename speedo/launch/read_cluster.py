@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from caffenets.files import read_text
 from speedo.errors import ConfigError
 from speedo.launch.cluster import ClusterFile, Host, HostEntry
-from speedo.run.config.formats import PlainLoader
+from speedo.run.config.formats import PlainLoader, load_text
 from speedo.run.config.topology import Topology, from_rank_file, from_yaml
 from speedo.system.bounds import said
 from speedo.system.cores import slots_of
@@ -139,13 +139,7 @@ def _told(error: Any, where: Where, given: Mapping[str, Any]) -> str:
 
 
 def _from_yaml(text: str) -> dict[str, Any]:
-    try:
-        loaded = yaml.load(text, PlainLoader)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1} " if mark is not None else "it "
-        why = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{line}is not YAML: {why}") from None
+    loaded = load_text(text)
     if not isinstance(loaded, dict):
         raise ConfigError(
             "it is no cluster file: write master, workers and so on, as in docs/clusters.md; a list of hosts is read "

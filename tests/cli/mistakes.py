@@ -88,7 +88,7 @@ def _options() -> Iterator[Mistake]:
          "did you mean moving_rate?", ()),
         ("misspelt-yaml", "--config {home}/misspelt.yaml", "moving_rat in {home}/misspelt.yaml is no option",
          "did you mean moving_rate?", ()),
-        ("broken-yaml", "--config {home}/broken.yaml", "broken.yaml, line 2 is not YAML", "write one", ()),
+        ("broken-yaml", "--config {home}/broken.yaml", "broken.yaml: line 2 is not YAML", "write one", ()),
         ("yaml-value", "--config {home}/values.yaml", "workers in {home}/values.yaml is 'two'",
          "use a whole number", ()),
         ("no-yaml", "--config nowhere.yaml", "nowhere.yaml cannot be read", "correct --config", ()),

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from caffenets.files import read_text
+from caffenets.files import read_bytes
 from speedo.errors import ConfigError
 from speedo.sgd_modes.conditions import check_condition
 from speedo.sgd_modes.foreign import place_in
@@ -59,18 +59,14 @@ def parse_phase(text: str) -> dict[str, Any]:
 def read_options(file: Path) -> dict[str, Any]:
     """The options in this file; raises `ConfigError` with the line of what is no YAML, or YAML that is not accepted."""
     try:
-        loaded = yaml.load(read_text(file, MOST_BYTES), PlainLoader)
+        loaded = load_text(read_bytes(file, MOST_BYTES))
     except OSError as error:
         raise ConfigError(
             f"the configuration {file} cannot be read ({error.strerror}); correct --config"
         ) from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where is not None else ""
-        why = getattr(error, "problem", None) or str(error).partition(";")[0].splitlines()[0]
-        what = "cannot be used" if isinstance(error, _Refused) else "is not YAML"
+    except ConfigError as error:
         raise ConfigError(
-            f"the configuration {file}{line} {what}: {why}; write one 'option: value' per line"
+            f"the configuration {file}: {error}; write one 'option: value' per line"
         ) from None
     if loaded is None:
         return {}
@@ -85,6 +81,18 @@ def read_options(file: Path) -> dict[str, Any]:
             raise ConfigError(f"the configuration {file} has {option} twice; keep one")
         options[option] = value
     return options
+
+
+def load_text(text: str | bytes) -> Any:
+    """The values in a text of YAML; raises `ConfigError` with the line of what is none, or is not accepted."""
+    try:
+        return yaml.load(text, PlainLoader)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "it" if mark is None else f"line {mark.line + 1}"
+        why = getattr(error, "problem", None) or str(error).partition(";")[0].splitlines()[0]
+        what = "cannot be used" if isinstance(error, _Refused) else "is not YAML"
+        raise ConfigError(f"{where} {what}: {why}") from None
 
 
 class _Refused(yaml.MarkedYAMLError):

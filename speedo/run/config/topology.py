@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from caffenets.files import read_text
 from speedo.errors import ConfigError
 from speedo.run.config.findings import sentence
-from speedo.run.config.formats import PlainLoader
+from speedo.run.config.formats import load_text
 from speedo.run.config.run_config import LARGEST_WORKERS, THREADS
 from speedo.system.bounds import said, whole_number
 from speedo.system.cores import (
@@ -239,13 +239,7 @@ def read_topology(
 
 def from_yaml(text: str) -> Topology:
     """What `to_yaml` writes, read back; raises `ConfigError`."""
-    try:
-        loaded = yaml.load(text, PlainLoader)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f"line {where.line + 1} " if where is not None else "it "
-        why = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{line}is not YAML: {why}") from None
+    loaded = load_text(text)
     hosts = loaded.get("hosts") if isinstance(loaded, dict) and len(loaded) == 1 else None
     if not isinstance(hosts, list):
         raise ConfigError("it holds no list of hosts; write one with `speedo topology`")

@@ -227,7 +227,7 @@ def test_what_is_no_yaml_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("mode: sync\nworkers: [2\nlr: 0.1\n")
     (problem,) = problems({}, file)
-    assert problem.startswith(f"the configuration {file}, line 3 is not YAML: ")
+    assert problem.startswith(f"the configuration {file}: line 3 is not YAML: ")
     assert problem.endswith("write one 'option: value' per line")
 
 
