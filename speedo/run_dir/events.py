@@ -22,12 +22,12 @@ from speedo.run_dir.read_back import (
     mapping_of,
     metrics_of,
     number_of,
+    object_in,
     optional_number_of,
     text_of,
 )
 from speedo.system.appended import AppendedLines
 from speedo.system.foreign_text import MOST_NAME, clean_text
-from speedo.system.json_lines import values_of
 
 # Parts of a turn: what its worker measures, and what the master does.
 WORKER_PARTS: Final = ("fetch", "compute", "team", "publish")
@@ -256,9 +256,8 @@ class LogFollower:
         """Those since the last call, some at a time."""
         found = []
         for line in self._lines.new():
-            with suppress(ValueError, RecursionError):
-                values = values_of(line.encode())
-                if isinstance(values, dict):
+            with suppress(ValueError):
+                if (values := object_in(line.encode())) is not None:
                     found.append(self._reader.event(values))
         return found
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from caffenets.files import open_to_read, read_bytes
 from speedo.system.foreign_text import MOST_NAME, clean_text
+from speedo.system.json_lines import values_of
 
 MOST_NUMBER: Final = 1e15  # nothing that a run counts or measures is larger
 MOST_LINE_BYTES: Final = 1 << 20
@@ -26,7 +26,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, bool, dict[str, Any] | None]]:
         while text := file.readline(MOST_LINE_BYTES):
             number += 1
             cut = not text.endswith(b"\n") and len(text) < MOST_LINE_BYTES
-            yield number, not cut, _object(text)
+            yield number, not cut, object_in(text)
 
 
 def number_of(line: Mapping[str, Any], name: str, least: float = -MOST_NUMBER) -> float:
@@ -90,7 +90,7 @@ def counted_for(model: object) -> str:
 def read_result(path: Path) -> dict[str, Any] | None:
     """The content of `result.json`; None if it is missing, or if a run would not write it so."""
     try:
-        result = _object(read_bytes(path, MOST_RESULT_BYTES))
+        result = object_in(read_bytes(path, MOST_RESULT_BYTES))
         if result is None:
             return None
         count_of(result, "iteration")
@@ -101,9 +101,10 @@ def read_result(path: Path) -> dict[str, Any] | None:
     return result if texts else None
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def object_in(text: bytes) -> dict[str, Any] | None:
+    """The JSON object that this line is; None for anything else."""
     try:
-        found = json.loads(text)
+        found = values_of(text)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

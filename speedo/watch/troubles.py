@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +15,7 @@ from caffenets.files import last_bytes
 from speedo.errors import SpeedoError, StoreError
 from speedo.run_dir.directory import LOG, METRICS
 from speedo.run_dir.process_logs import STAMP
-from speedo.run_dir.read_back import count_of, number_of, text_of
-from speedo.system.json_lines import values_of
+from speedo.run_dir.read_back import count_of, number_of, object_in, text_of
 
 TOGETHER_S: Final = 15.0  # a death is noticed within 10 s, and what follows from it soon after
 ANOTHER_MASTER: Final = "its process ended; another master went on from its last checkpoint"
@@ -139,16 +139,14 @@ class Story:
 def read_story(run_dir: Path) -> Story:
     """That of the run in this directory; lines that were edited are left out."""
     story = Story()
-    for line in _lines_in(run_dir / METRICS):
-        try:
-            _take(story, line)
-        except ValueError:
-            continue  # an edited line
+    for line in map(object_in, _lines_in(run_dir / METRICS)):
+        with suppress(ValueError):  # an edited line
+            _take(story, line or {})
     _take_notes(story, run_dir / LOG)
     return story
 
 
-def _lines_in(path: Path) -> Iterable[Mapping[str, Any]]:
+def _lines_in(path: Path) -> Iterable[bytes]:
     """All lines but those of merged results, which are the most by far; a few of them, for the time of the last."""
     if not path.is_file():
         return
@@ -157,18 +155,9 @@ def _lines_in(path: Path) -> Iterable[Mapping[str, Any]]:
         for raw in file:
             if _MERGED in raw:
                 kept = raw
-                continue
-            yield from _object(raw)
-    yield from _object(kept)
-
-
-def _object(raw: bytes) -> Iterable[Mapping[str, Any]]:
-    try:
-        values = values_of(raw)
-    except (ValueError, RecursionError):
-        return
-    if isinstance(values, dict):
-        yield values
+            else:
+                yield raw
+    yield kept
 
 
 def _take(story: Story, line: Mapping[str, Any]) -> None:

@@ -15,14 +15,14 @@ from typing import Final, Literal
 
 import yaml
 
+from caffenets.files import last_bytes
 from speedo.actors.signals import stop_signals
 from speedo.errors import ConfigError
 from speedo.master.reasons import AT_MAX_ITER
 from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, RESULT
-from speedo.run_dir.read_back import read_result
+from speedo.run_dir.read_back import count_of, object_in, read_result
 from speedo.study.comparison.wish import Planned
-from speedo.system.json_lines import values_of
 from speedo.watch.report.figures import SEQUENTIAL
 
 FAREWELL_S: Final = 120.0  # for a run that is asked to end: its checkpoint, a last test, its model
@@ -79,26 +79,15 @@ class RunFiles:
 
     def iteration(self) -> int:
         """How far the run has come, by the end of its log; 0 where that does not say."""
-        try:
-            with (self.run_dir / METRICS).open("rb") as file:
-                file.seek(0, os.SEEK_END)
-                file.seek(max(0, file.tell() - TAIL_BYTES))
-                lines = file.read().splitlines()
-        except OSError:
-            return 0
-        for line in reversed(lines):
-            with suppress(ValueError, AttributeError, TypeError):
-                found = values_of(line)
-                if found.get("event") == "result" and found.get("decision") == "merged":
-                    return int(found["iteration"])
+        for line in reversed(last_bytes(self.run_dir / METRICS, TAIL_BYTES).splitlines()):
+            found = object_in(line) or {}
+            if found.get("event") == "result" and found.get("decision") == "merged":
+                return count_of(found, "iteration")
         return 0
 
     def last_words(self) -> str:
         """The last line that the process wrote."""
-        try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return "it said nothing"
+        lines = last_bytes(self.log, TAIL_BYTES).decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]
         return said[-1].removeprefix("speedo: ") if said else "it said nothing"
 

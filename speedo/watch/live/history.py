@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,7 @@ from speedo.run_dir.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from speedo.run_dir.read_back import MOST_LINE_BYTES
-from speedo.system.json_lines import values_of
+from speedo.run_dir.read_back import MOST_LINE_BYTES, object_in
 from speedo.watch.live.curves import MeanCurve, RateCurve
 
 RECENT_RESULTS: Final = 20  # staleness is the mean of this many
@@ -185,7 +185,9 @@ class LogReader:
         if len(self._rest) > MOST_LINE_BYTES:
             self._rest = b""
         for line in lines:
-            self._take(line)
+            with suppress(ValueError):  # one that was edited
+                if (values := object_in(line)) is not None:
+                    self.history.take(self._events.event(values))
         return self._at < self._size
 
     @property
@@ -196,11 +198,3 @@ class LogReader:
     def seconds_ago(self, moment: float) -> float:
         """How long ago a time of the log was; the log's last line is as old as its file's time."""
         return max(time.time() - self._changed_at + self.history.time - moment, 0.0)
-
-    def _take(self, line: bytes) -> None:
-        try:
-            values = values_of(line)
-            if isinstance(values, dict):
-                self.history.take(self._events.event(values))
-        except (ValueError, RecursionError):
-            return  # an empty line, or one that was edited
