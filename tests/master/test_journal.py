@@ -11,8 +11,9 @@ import pytest
 from speedo.master.journal import Journal, JournalFile, JournalInStore, entry_of, read_journals
 from speedo.messages import Merge, Part
 from speedo.run_dir.checkpoint_file import Counters, TrainingProgress, TurnLengths
-from speedo.storage import MemoryStore, keys
+from speedo.storage import keys
 from speedo.storage.lease import MasterFence, MasterLease
+from tests.support.conditional_memory import ConditionalMemory
 from tests.support.disks import has_room, small_disk
 
 PROGRESS = TrainingProgress(1, 40, 0.5, 3, 2, TurnLengths(4, 2.25, 0.5, 64))
@@ -132,7 +133,7 @@ def test_without_a_journal_there_is_none(tmp_path: Path) -> None:
 
 
 def test_in_the_store_an_entry_is_seen_with_its_version_and_not_before() -> None:
-    server = MemoryStore()
+    server = ConditionalMemory()
     fence = MasterFence(server, "run", MasterLease(server, "run").claim(least=2))
     server.guard = fence.guard
     one = Journal(JournalInStore(fence.guard), lambda: counters(version))

@@ -14,17 +14,19 @@ from speedo.run.kept_lease import KeptLease
 from speedo.run.standby_copy import RunFollower, read_follower
 from speedo.run.standby_mirror import RunMirror
 from speedo.run.standby_watch import LAST_S, StandbyWatch
-from speedo.storage import MemoryStore, RedisStore, keys
+from speedo.storage import keys
 from speedo.storage.conditional import Decide
 from speedo.storage.lease import LEASE_S, MasterLease
 from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import Patience
+from tests.support.conditional_memory import ConditionalMemory
 
 RUN = "0123456789ab"
 PATIENCE_S = 60.0
 
 
-class Watched(MemoryStore):
+class Watched(ConditionalMemory):
     """A Redis of the test's own time. `wrong` may raise, by the name of the call."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from speedo.run_dir.checkpoint_file import Checkpoint, Counters, WorkerState, wr
 from speedo.run_dir.directory import CHECKPOINTS
 from speedo.storage import keys
 from speedo.storage.lease import MasterFence, MasterLease
-from speedo.storage.memory_store import MemoryStore
+from tests.support.conditional_memory import ConditionalMemory
 from tests.support.disks import has_room
 
 ENGINE = QuadraticEngine(4)
@@ -36,7 +36,7 @@ class Former:
     """What a master of epoch 1 has left at versions 4 and 5, of which both are in the store."""
 
     def __init__(self, folder: Path, *, whole: bool = True, leased: bool = False) -> None:
-        self.folder, self.store = folder, MemoryStore()
+        self.folder, self.store = folder, ConditionalMemory()
         self.settings: Any = RunSettings(
             "run",
             "1",
@@ -171,7 +171,7 @@ def test_from_a_redis_that_has_lost_all_a_run_with_a_lease_goes_back_to_a_checkp
     former = Former(tmp_path, leased=True)
     former.checkpoint(2)
     assert former.fence is not None
-    former.fence = MasterFence(MemoryStore(), "run", former.fence.guard.epoch)
+    former.fence = MasterFence(ConditionalMemory(), "run", former.fence.guard.epoch)
     found, begun = former.taken_over()
     assert begun is not None
     assert (begun.counters.version, found.newest) == (2, False)
