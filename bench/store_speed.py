@@ -37,7 +37,9 @@ from speedo.exchange.vector import Blob, Layout, Vector, as_bytes, header_for
 from speedo.master.center import Center
 from speedo.messages import Kind, Merge, Part, Trained
 from speedo.sgd_modes.rules import AddDelta, AverageDeltas, Contribution, Elastic, MergeRule
-from speedo.storage import PrivateRedis, RedisStore, Store
+from speedo.storage.base import Store
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import MEMORY
 from speedo.storage.shared_memory.store import SharedMemoryStore
 

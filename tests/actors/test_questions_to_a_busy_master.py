@@ -22,7 +22,7 @@ from speedo.master.script_tests import ScriptTests
 from speedo.master.slots import Assignment
 from speedo.messages import Evaluate, Pause
 from speedo.run.script_link import AtTest, MeetScripts, Met, Question, TestLease, TestTurn, ToScript
-from speedo.storage import PrivateRedis
+from speedo.storage.redis.server import PrivateRedis
 from speedo.storage.redis.users import StoreUsers
 
 MANY = THREADS + 24

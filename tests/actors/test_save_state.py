@@ -20,7 +20,9 @@ from speedo.messages import Kind, OwnResults, SaveState, StateSaved, Train
 from speedo.run.config.run_config import make_config
 from speedo.run.prepare import run_settings
 from speedo.run.settings import RunSettings
-from speedo.storage import PrivateRedis, RedisStore, keys
+from speedo.storage import keys
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from tests.support.nets import net_text, write_data, write_solver
 from tests.support.own_stderr import restore_stderr
 

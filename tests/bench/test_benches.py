@@ -15,7 +15,7 @@ from bench.support.figures import Measured, MeasureError
 from bench.support.runs import free_running, iterations_for
 from bench.support.throughput import Variant
 from speedo.exchange.vector import Blob, Layout
-from speedo.storage import MemoryStore
+from speedo.storage.memory_store import MemoryStore
 from tests.support.bundled_nets import Bench
 
 

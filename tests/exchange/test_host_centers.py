@@ -24,8 +24,10 @@ from speedo.exchange.served_vectors import Exchange, Stores
 from speedo.exchange.vector import Blob, Layout, Vector, header_for
 from speedo.messages import Kind
 from speedo.run.host_memory import open_range
-from speedo.storage import PrivateRedis, RedisStore, keys
+from speedo.storage import keys
 from speedo.storage.base import Arrived
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.shared_memory.folder import SharedMemory
 from speedo.storage.shared_memory.locks import SharedLocks
 from speedo.storage.shared_memory.store import SharedMemoryStore

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from speedo.storage import PrivateRedis, RedisStore, Store
+from speedo.storage.base import Store
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 
 BODY = memoryview(bytes(range(250)) * 4)
 

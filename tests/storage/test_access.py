@@ -16,9 +16,11 @@ from speedo.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from speedo.storage import PrivateRedis, RedisStore, keys
+from speedo.storage import keys
 from speedo.storage.lease import MasterFence, MasterLease
 from speedo.storage.redis.resp import Reply
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put

@@ -20,10 +20,10 @@ from speedo.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from speedo.storage import RedisStore
 from speedo.storage.meaning import meaning_of, passes
 from speedo.storage.redis.errors import store_error
 from speedo.storage.redis.resp import ReplyError
+from speedo.storage.redis.store import RedisStore
 from tests.support.slow_stores import OF_THE_NETWORK, REDIS_CLASSES, REFUSALS
 
 # What is not in these tables is `StoreUnavailableError`: asked for again, also by a call that never worked.

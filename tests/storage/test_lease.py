@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from speedo.errors import FencedError, StoreError, StoreUnavailableError
-from speedo.storage import RedisStore, keys
+from speedo.storage import keys
 from speedo.storage import lease as module
 from speedo.storage.conditional import Decide, Guard, Small
 from speedo.storage.lease import LEASE_S, MasterFence, MasterLease
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import RawClient, get, put
 from tests.support.commands import how_loaded

@@ -18,10 +18,12 @@ import pytest
 from speedo.errors import FencedError, MissingKeyError, StoreError
 from speedo.run import kept_lease as kept_module
 from speedo.run.kept_lease import KeptLease
-from speedo.storage import PrivateRedis, RedisStore, keys
+from speedo.storage import keys
 from speedo.storage import lease as module
 from speedo.storage.conditional import Small, look_at
 from speedo.storage.lease import MasterFence, MasterLease
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import RawClient, put
 from tests.support.commands import how_loaded, wait_until
@@ -135,7 +137,8 @@ import speedo.storage.lease as lease
 import speedo.run.kept_lease as kept
 lease.LEASE_S, kept.RENEW_S = 0.6, 0.1
 from speedo.errors import FencedError
-from speedo.storage import RedisStore, keys
+from speedo.storage import keys
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import RetryingStore
 url, run = sys.argv[1:]
 own = lease.MasterLease(RedisStore(url, timeout_s=5), run)

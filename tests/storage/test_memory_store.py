@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from speedo.storage import MemoryStore
+from speedo.storage.memory_store import MemoryStore
 
 
 def test_what_expired_is_removed_even_if_nobody_asks_for_it():
@@ -28,5 +28,5 @@ def test_the_clock_is_not_read_for_blobs_without_expiry():
 
 @pytest.mark.processes
 def test_the_package_imports_no_redis_for_a_memory_store():
-    code = "import sys, speedo.storage as s; s.MemoryStore(); assert 'redis' not in sys.modules"
+    code = "import sys, speedo.storage.memory_store as s; s.MemoryStore(); assert 'redis' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from speedo.errors import StoreError, StoreTimeoutError
-from speedo.storage import RedisStore
 from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
 from tests.storage.conftest import BODY, RawClient
 

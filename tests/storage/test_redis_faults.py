@@ -12,7 +12,8 @@ from contextlib import suppress
 import pytest
 
 from speedo.errors import StoreUnavailableError
-from speedo.storage import PrivateRedis, RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, RawClient, get, put
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
-from speedo.storage import PrivateRedis, RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, is_alive, put
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.redis
 
 PARENT = """
 import os, signal, time
-from speedo.storage import PrivateRedis
+from speedo.storage.redis.server import PrivateRedis
 with PrivateRedis() as server:
     os.kill(server.process_id, signal.SIGKILL)
     print(server.process_id, server._keeper.pid, server._directory, flush=True)

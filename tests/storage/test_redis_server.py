@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import StoreError
-from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis import server as module
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from tests.storage.conftest import is_alive
 from tests.support.commands import wait_until
 
@@ -25,7 +26,7 @@ PARENT = """
 import signal, sys, time, threading
 # A shell gives its background commands an ignored SIGINT, and with it the tests that it runs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from speedo.storage import PrivateRedis
+from speedo.storage.redis.server import PrivateRedis
 servers = []
 def start():
     server = PrivateRedis()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
-from speedo.storage import RedisStore
 from speedo.storage.redis.errors import server_problems, server_warnings, store_error
 from speedo.storage.redis.resp import ReplyError
 from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from tests.storage.conftest import BODY, RawClient, get, put
 
 pytestmark = pytest.mark.redis

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 from speedo.errors import StoreError, StoreUnavailableError
-from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis import strangers as module
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import url_by_socket
 from speedo.storage.retrying_store import RetryingStore
 from tests.support.commands import wait_until

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from speedo.errors import StoreError, StoreUnavailableError
-from speedo.storage import PrivateRedis, RedisStore
 from speedo.storage.redis.certificate import make_certificate
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.users import StoreUsers
 from speedo.storage.retrying_store import RetryingStore
 from tests.storage.conftest import BODY, get, put

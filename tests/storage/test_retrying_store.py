@@ -13,7 +13,7 @@ from speedo.errors import (
     StoreTimeoutError,
     StoreUnavailableError,
 )
-from speedo.storage import MemoryStore
+from speedo.storage.memory_store import MemoryStore
 from speedo.storage.retrying_store import Patience, RetryingStore
 from tests.storage.conftest import get, put
 

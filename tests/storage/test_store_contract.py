@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from speedo.errors import MissingKeyError, PayloadError, StoreError
-from speedo.storage import MAX_HEAD_BYTES, MemoryStore, RedisStore, Store
+from speedo.storage.base import Store
+from speedo.storage.keys import MAX_HEAD_BYTES
+from speedo.storage.memory_store import MemoryStore
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import RetryingStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.storage.tiered_store import TieredStore

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from speedo.errors import MissingKeyError, StoreUnavailableError
-from speedo.storage import MemoryStore, Store
+from speedo.storage.base import Store
+from speedo.storage.memory_store import MemoryStore
 from speedo.storage.shared_memory.store import SharedMemoryStore
 from speedo.storage.tiered_store import TieredStore
 

@@ -18,7 +18,8 @@ import speedo
 from speedo.cli.main import main
 from speedo.data.mnist import FASHION_MNIST_SOURCE
 from speedo.engines.step_memory import LayerMemory, StepMemory
-from speedo.storage import PrivateRedis, RedisStore
+from speedo.storage.redis.server import PrivateRedis
+from speedo.storage.redis.store import RedisStore
 from speedo.storage.retrying_store import Patience
 from speedo.study.doctor import Finding, NodeRequest, examine
 from speedo.study.doctor.base import BuiltNet, size
