@@ -81,7 +81,6 @@ class QuadraticEngine:
         self._velocity = np.zeros(size, np.float32)
         self._difference = np.empty(size, np.float32)
         self._gradient = np.empty(size, np.float32)
-        self._iteration = 0
         self._records_read = 0
         self._placed: list[int] | None = None  # what is left of the records of `place`
         self.read_records: list[int] = []  # of those, in their order
@@ -96,11 +95,6 @@ class QuadraticEngine:
         """The batch."""
         return self._batch
 
-    @property
-    def iteration(self) -> int:
-        """The iteration of the next step."""
-        return self._iteration
-
     def read_weights(self, out: Vector) -> None:
         """Copy the parameters into `out`."""
         out[:] = self._weights
@@ -111,7 +105,6 @@ class QuadraticEngine:
 
     def set_iteration(self, iteration: int) -> None:
         """The iteration of the next step; the rate does not depend on it."""
-        self._iteration = iteration
 
     def change_weights(self, change: Callable[[Blob, slice, Vector], None]) -> None:
         for blob, place in self.layout.slices():
@@ -244,7 +237,6 @@ class QuadraticEngine:
         if self._decay:
             gradient += self._decay * self._weights
         gradient *= self._lr
-        self._iteration += 1
         if self._momentum:
             self._velocity *= self._momentum
             self._velocity += gradient

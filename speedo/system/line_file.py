@@ -51,11 +51,6 @@ class LineFile:
         self._next_try = 0.0
         self._gathers = False
 
-    @property
-    def lines_waiting(self) -> int:
-        """Lines that are not in the file yet."""
-        return len(self._waiting)
-
     def write(self, line: bytes) -> None:
         """Append the line, now or when the disk accepts it."""
         if self.closed:

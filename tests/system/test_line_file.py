@@ -36,13 +36,13 @@ def test_lines_wait_for_room_and_are_whole(tmp_path: Path) -> None:
         for _ in range(50):  # the last block has room for four, and a part of the fifth
             file.write(LINE)
         assert file.problem == "No space left on device"
-        assert file.path.read_bytes() == LINE * (51 - file.lines_waiting)
+        assert file.path.read_bytes() == LINE * (51 - len(file._waiting))
         taken.unlink()
         file.write(LINE)
-        assert file.lines_waiting > 0  # not tried again so soon
+        assert len(file._waiting) > 0  # not tried again so soon
         clock.now += AGAIN_S
         file.write(LINE)
-        assert (file.problem, file.lines_waiting, file.lines_lost) == ("", 0, 0)
+        assert (file.problem, len(file._waiting), file.lines_lost) == ("", 0, 0)
         assert file.path.read_bytes() == LINE * 53
         assert file.close() == b""
 
@@ -55,7 +55,7 @@ def test_what_memory_does_not_hold_is_counted_and_told_in_its_place(tmp_path: Pa
         taken = fill(tmp_path / "disk")
         for _ in range(5):
             file.write(LINE)
-        assert (file.lines_waiting, file.lines_lost) == (2, 3)
+        assert (len(file._waiting), file.lines_lost) == (2, 3)
         taken.unlink()
         clock.now += AGAIN_S
         assert file.flush()

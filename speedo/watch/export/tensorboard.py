@@ -71,11 +71,6 @@ class TensorBoardFile:
             self._write(time.time(), step=iteration + 1, session_log=log)
 
     @property
-    def path(self) -> Path:
-        """Its file."""
-        return self._file.path
-
-    @property
     def problem(self) -> str:
         if not self._file.problem:
             return ""

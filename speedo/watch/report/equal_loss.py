@@ -51,13 +51,6 @@ class LossCurve:
         part = (before - target) / (before - after)
         return float(self.images[at - 1] + part * (self.images[at] - self.images[at - 1]))
 
-    def at(self, images: float) -> float | None:
-        """The loss after this many images, interpolated; None beyond the curve."""
-        if not len(self.images) or not self.images[0] <= images <= self.images[-1] + 0.5:
-            return None
-        value = float(np.interp(images, self.images, self.loss))
-        return value if math.isfinite(value) else None
-
 
 @dataclass(frozen=True, slots=True)
 class SeedRange:

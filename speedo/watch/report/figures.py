@@ -161,13 +161,6 @@ class Figures:
         names = {name_of_score(metrics) for metrics in tested}
         return names.pop() if len(names) == 1 else "accuracy"
 
-    def of(self, mode: str, workers: int, variant: str = "") -> Series:
-        """The series of this name. `KeyError` if there is none."""
-        for one in self.series:
-            if (one.mode, one.workers, one.variant) == (mode, workers, variant):
-                return one
-        raise KeyError((mode, workers, variant))
-
 
 def grouped(runs: Sequence[RunHistory]) -> list[Series]:
     """Series in the order of their first runs; of two runs of one series with the same seed each is its own."""

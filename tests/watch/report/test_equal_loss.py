@@ -18,7 +18,7 @@ from speedo.watch.report.equal_loss import (
     smoothed,
     window_of,
 )
-from speedo.watch.report.figures import SEQUENTIAL, Forecast, figures_of
+from speedo.watch.report.figures import SEQUENTIAL, Figures, Forecast, Series, figures_of
 from speedo.watch.report.run_history import RunHistory, TestPoint
 from speedo.watch.report.tables import as_text
 from speedo.watch.report.words import facts, warnings
@@ -33,6 +33,11 @@ def run(
         f"{mode}{seed}", Path(mode), mode, workers, seed, {"mode": mode},
         ends=ends, seconds=[end / rate for end in ends], losses=losses, merged=len(losses), complete=True,
     )  # fmt: skip
+
+
+def series_of(figures: Figures, mode: str, workers: int) -> Series:
+    (found,) = [one for one in figures.series if (one.mode, one.workers) == (mode, workers)]
+    return found
 
 
 def mean(interval: SeedRange | None) -> float:
@@ -120,7 +125,7 @@ def test_speed_up_is_epochs_times_throughput() -> None:
     alone = run(SEQUENTIAL, 1, [4.0, 3.0, 2.0, 1.0])
     mode = run("easgd", 1, [2.0, 1.0, 0.5, 0.5, 0.5], workers=2, rate=30.0)
     figures = figures_of([alone, mode], records=10)
-    easgd = figures.of("easgd", 2)
+    easgd = series_of(figures, "easgd", 2)
     assert figures.targets[1] == pytest.approx(1.001)
     # Within a thousandth of the loss: 4 epochs less 0.001, over 2 less 0.001.
     assert mean(easgd.epoch_factor) == pytest.approx((4 - 0.001) / (2 - 0.001))
@@ -132,7 +137,7 @@ def test_speed_up_is_epochs_times_throughput() -> None:
 def test_a_mode_that_never_gets_there_has_a_bound_and_no_speed_up() -> None:
     alone = run(SEQUENTIAL, 1, [4.0, 3.0, 2.0, 1.0])
     mode = run("async", 1, [4.0, 4.0, 3.0, 3.0, 2.0], workers=2)
-    one = figures_of([alone, mode], records=10).of("async", 2)
+    one = series_of(figures_of([alone, mode], records=10), "async", 2)
     assert (one.not_reached, one.speedup, one.epoch_factor) == (1, None, None)
     assert one.at_most == pytest.approx(39.99 / 50)
 
@@ -145,7 +150,7 @@ def test_predicted_throughput_takes_the_place_of_measured() -> None:
         records=10,
         forecasts=lambda r: Forecast(38.0, 3.8) if r.wanted == 4 else None,
     )
-    sync = figures.of("sync", 4)
+    sync = series_of(figures, "sync", 4)
     assert sync.predicted
     assert mean(sync.epoch_factor) == 1.0
     assert mean(sync.speedup) == pytest.approx(3.8)
@@ -158,7 +163,7 @@ def test_the_test_loss_is_followed_from_test_to_test() -> None:
     alone.tests = [TestPoint(0, 0, {"loss": 3.0}), TestPoint(20, 2, {"loss": 1.0})]
     mode = run("sync", 1, [4.0, 1.0], workers=2)
     mode.tests = [TestPoint(0, 0, {"loss": 3.0}), TestPoint(10, 1, {"loss": 0.5})]
-    sync = figures_of([alone, mode], records=10, measure="test", target=1.5).of("sync", 2)
+    sync = series_of(figures_of([alone, mode], records=10, measure="test", target=1.5), "sync", 2)
     assert mean(sync.epochs) == pytest.approx(0.6)
     assert mean(sync.epoch_factor) == pytest.approx(1.5 / 0.6)
 
