@@ -80,12 +80,11 @@ class Leaving:
 
 @record
 class Trained:
-    """A turn is finished and its payload is in the store. `loss` is the mean over its steps.
+    """A turn is finished and its payload is in the store. `loss` is the mean over its steps, `losses` that of rounds.
 
-    `timings` says where the turn's seconds went: fetch, compute, publish; in a team also `team`: waiting for the
-    others, and summing. `losses` has the loss of each round, where there were several. In a team only the leader
-    `has_payload` in the store. A script may say no loss: it is NaN then, without `has_loss`. `records` are those that
-    it trained on, where they are leased. A script that `pauses` takes no turn after it until its `Pause` is over.
+    `timings` says where its seconds went: fetch, compute, publish; in a team also `team`: waiting for others, summing.
+    In a team only the leader `has_payload`; a few have if it ended early, because it was `broken` for this reason. A
+    script may say no loss: it is NaN then, without `has_loss`. One that `pauses` takes no turn until that is over.
     """
 
     worker: int
@@ -99,6 +98,7 @@ class Trained:
     has_loss: bool = True
     records: Records = ()
     pauses: bool = False
+    broken: str = ""
 
 
 @record

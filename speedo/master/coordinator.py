@@ -16,9 +16,9 @@ keeps the books (`speedo.master.turn_book`) that make its decisions safe:
   results gets its command after the last of them, so that all begin from the newest version. Elastic workers need the
   version that their own result made, and get their command at once.
 - *Teams.* Workers that can meet are one unit for the strategy, with a number below 0. All get the same turn, a stretch.
-  It counts as one result, with the leader's payload, once all members have answered. If a member leaves or is refused,
-  it is void for all. A team with all workers of the run does several rounds in a stretch, up to the next test, snapshot
-  or end; its payload is the center that it made.
+  It counts as one result, with the leader's payload, once all members have answered; it is void if one leaves or is
+  refused. With all workers of the run it has several rounds, up to the next test, snapshot or end, and its payload is
+  the center that it made; if a member leaves, the rounds before count that the others say they have made.
 - *Another master's workers* (`speedo.master.returning`) are taken in together, once they are back.
 - *Too few workers* (`--min-workers`, above 1): no turn is issued and nothing is merged. What is held or under way when
   they leave is discarded, also if its result comes after others are back.
@@ -51,7 +51,6 @@ from speedo.messages import (
     Finish,
     Joined,
     KeepBest,
-    Kind,
     Left,
     Merge,
     Pause,
@@ -78,6 +77,8 @@ class Coordinator(ReturningBook):
     _aside: dict[int, str] = field(default_factory=dict)  # who was set aside, and why
     _tests: dict[int, tuple[int, int]] = field(default_factory=dict)  # iteration, samples
     _to_train: list[int] = field(default_factory=list)  # after the last of the results that wait
+    _due: Receive | None = None  # of a stretch of which the last to answer has left
+    _before: list[Action] = field(default_factory=list)  # to be carried out behind it
 
     # ------------------------------------------------------------ events
 
@@ -86,8 +87,7 @@ class Coordinator(ReturningBook):
 
         `more`: the next event waits already, and is a result of another worker than those before it that waited, too.
         """
-        actions: list[Action] = []
-        self._more = more
+        actions, self._before, self._more = self._before, list[Action](), more
         if not isinstance(event, (Trained, Receive)):
             self._let_train(actions)
         match event:
@@ -110,6 +110,9 @@ class Coordinator(ReturningBook):
                 self._on_tested(event, actions)
             case Elapsed() if not self.finished and (why := self.stopping.trained(event.seconds)):
                 self._finish(actions, complete=True, reason=why)
+        if (due := self._due) is not None:
+            self._due, self._before = None, actions
+            return due
         if not more:
             self._let_train(actions)
         self._settle(actions)
@@ -188,11 +191,18 @@ class Coordinator(ReturningBook):
 
     def _leave_team(self, worker: int, team: TeamUnit, cause: str, actions: list[Action]) -> None:
         team.remove(worker)
-        if team.stretch is not None and worker in team.stretch.workers:
-            team.stretch.owing.discard(worker)
-            self._void(team.stretch, f"its team lost worker {worker}: {cause}", actions)
+        stretch = team.stretch
+        if stretch is not None and worker in stretch.workers:
+            if stretch.lose(worker, f"its team lost worker {worker}: {cause}"):
+                self._due = self._result_of(stretch, actions)
         elif team.joined and not team.members:
             self._dissolve(team, actions)
+
+    def _result_of(self, stretch: Stretch, actions: list[Action]) -> Receive | None:
+        result = stretch.outcome
+        if result is None:
+            self._void(stretch, stretch.broken, actions)
+        return None if result is None else Receive(result, stretch.rule)
 
     def _on_trained(self, event: Trained, actions: list[Action]) -> Receive | None:
         owed = self._owed(event)
@@ -208,7 +218,7 @@ class Coordinator(ReturningBook):
         self, event: Trained, member: Member, turn: Turn, stretch: Stretch, actions: list[Action]
     ) -> Receive | None:
         """Its payload is received once all members have answered."""
-        part = self._end_turn(event, member, turn, stretch.leader)
+        part = self._end_turn(event, member, turn)
         team = self._teams[stretch.unit]
         if event.pauses or member.leaves:
             member.pauses = member.pauses or event.pauses
@@ -219,22 +229,19 @@ class Coordinator(ReturningBook):
             actions.append(drop_of(part, "discarded", stretch.void, part.staleness, part.loss))
             self._parked.add(event.worker)
             return None
-        if stretch.take(part, event):
-            assert stretch.result is not None
-            return Receive(stretch.result, stretch.rule)
-        return None
+        return self._result_of(stretch, actions) if stretch.take(part, event) else None
 
     def _on_received(self, event: Receive, actions: list[Action]) -> None:
         result, rule, void = event.result, event.rule, ""
         stretch = self._received_stretch(result)
         if stretch is not None:
-            parts, unit = stretch.parts, stretch.unit
+            parts, unit = stretch.merged, stretch.unit
             self._teams[unit].complete(stretch)
         else:
             owed = self._owed(result)
             assert not isinstance(owed, str), owed
             member, turn = owed
-            parts, unit = (self._end_turn(result, member, turn, result.worker),), member.unit
+            parts, unit = (self._end_turn(result, member, turn),), member.unit
             if void := turn.void:  # one given ahead begins with it
                 self._samples_in_flight -= member.end_all()
         for part in parts:
@@ -355,11 +362,6 @@ class Coordinator(ReturningBook):
             self._to_train += decision.train
             if not (self._more and self._may_wait(decision)):
                 self._let_train(actions)
-
-    def _may_wait(self, decision: Decision) -> bool:
-        """Whether who trains need not be told before the next result is decided, and can begin from any version."""
-        in_team = any(unit in self._teams for unit in decision.train)
-        return decision.may_wait and not in_team and self.strategy.rule.payload is not Kind.WEIGHTS
 
     def _let_train(self, actions: list[Action]) -> None:
         """Issue the turns that were decided."""

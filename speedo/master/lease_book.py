@@ -197,6 +197,11 @@ class LeaseBook:
         """Its result was discarded, refused or late: its positions are free again."""
         self._take_back(self._turns.pop(ticket, ()))
 
+    def not_trained(self, ticket: int, ranges: tuple[Lease, ...]) -> None:
+        """These positions of a reported turn are free again."""
+        self._turns[ticket] = without(self.of_ticket(ticket), ranges)
+        self._take_back(ranges)
+
     def of_ticket(self, ticket: int) -> tuple[Lease, ...]:
         """What a reported turn trained, until it is merged or dropped."""
         return self._turns.get(ticket, ())

@@ -17,6 +17,8 @@ class LostRecords:
     # Worker and records, by ticket.
     _turns: dict[int, tuple[int, int]] = field(default_factory=dict)
     _reported: set[int] = field(default_factory=set)  # tickets whose results have come
+    # Likewise those that are lost, but for what their team has made of them
+    _lost: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def saw(self, event: Event, now: float) -> None:
         match event:
@@ -27,6 +29,8 @@ class LostRecords:
                 self._lose(event.worker)
             case Trained() if event.ticket in self._turns:
                 self._reported.add(event.ticket)
+                if event.broken:
+                    self._lose_turn(event.ticket)
 
     def did(self, action: Action, now: float) -> None:
         """See `Observer.did`; `with_records` has seen it."""
@@ -40,6 +44,10 @@ class LostRecords:
             case Merge():
                 for part in action.parts:
                     self._end(part.ticket)
+                    worker, whole = self._lost.pop(part.ticket, (part.worker, 0))
+                    # Of a step that was not made the records are read.
+                    untrained = min(max(0, whole - part.samples), self._per_step.get(worker, 0))
+                    self.left_out -= whole - untrained
             case Drop() if action.decision != "late":
                 lost = self._end(action.ticket)
                 if action.reason != RUN_OVER:
@@ -57,4 +65,8 @@ class LostRecords:
         """No result of this worker is to come, but for those that have."""
         for ticket, (whose, _) in list(self._turns.items()):
             if whose == worker and ticket not in self._reported:
-                self.left_out += self._end(ticket)
+                self._lose_turn(ticket)
+
+    def _lose_turn(self, ticket: int) -> None:
+        self._lost[ticket] = self._turns[ticket]
+        self.left_out += self._end(ticket)

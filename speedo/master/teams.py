@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from speedo.messages import Left, Part, Trained
@@ -22,7 +22,8 @@ class Stretch:
     """A turn that the members of a team do together; `void` is why its results do not count, empty if they do.
 
     `tests` counts the members that wait for what it comes to, to test that; `left` are those that have trained all that
-    they had, and have answered.
+    they had, and have answered. `broken` is why it ends early: the rounds that one member knows to be whole count then
+    for all. `steps` has one step of each member, if that is so.
     """
 
     unit: int
@@ -32,22 +33,47 @@ class Stretch:
     void: str = ""
     tests: int = 0
     left: list[Left] = field(default_factory=list)
-    result: Trained | None = None  # the leader's
+    broken: str = ""
+    steps: list[Part] = field(default_factory=list)
     begin_s: float = 0.0  # until the slowest member had the center
     owing: set[int] = field(default_factory=set)
     _trained: dict[int, Part] = field(default_factory=dict)
+    _results: dict[int, Trained] = field(default_factory=dict)  # those with a payload
 
     def __post_init__(self) -> None:
         self.owing = set(self.workers)
 
     @property
-    def leader(self) -> int:
-        return self.workers[0]
+    def result(self) -> Trained | None:
+        """The first that has a payload, the leader's if that lives; none that lacks a round that another has made."""
+        least = max((part.steps for part in self.parts), default=0) if self.broken else 0
+        having = [one for one in self.workers if one in self._results]
+        return next(
+            (self._results[one] for one in having if self._trained[one].steps >= least), None
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The results that have come, in the order of summing."""
         return tuple(self._trained[worker] for worker in self.workers if worker in self._trained)
+
+    @property
+    def merged(self) -> tuple[Part, ...]:
+        """The parts of its merge. What one has made, all have: also who has died or did not hear the last sum."""
+        found, result = dict(self._trained), self.result
+        loss, most = (
+            sum(part.loss for part in self.parts) / len(found),
+            max(part.steps for part in self.parts),
+        )
+        for one in self.steps if self.broken else ():
+            part = found.get(one.worker, replace(one, loss=loss))
+            samples = most * one.samples
+            found[one.worker] = replace(part, samples=samples, steps=most)
+        leader = None if result is None else result.worker
+        in_order = [found[worker] for worker in self.workers if worker in found]
+        return tuple(
+            replace(part, summed_by=None if part.worker == leader else leader) for part in in_order
+        )
 
     def has_answer_of(self, worker: int) -> bool:
         """Whether this member has answered, and others have not."""
@@ -58,13 +84,28 @@ class Stretch:
         self._trained[part.worker] = part
         self.begin_s = max(self.begin_s, event.timings.get("fetch", 0.0))
         self.owing.discard(part.worker)
-        if part.worker == self.leader:
-            self.result = event
+        self.broken = self.broken or event.broken
+        if event.has_payload:
+            self._results[part.worker] = event
         return not self.owing
+
+    def lose(self, worker: int, why: str) -> bool:
+        """A member is gone; whether nobody's answer is waited for now."""
+        self.owing.discard(worker)
+        self._results.pop(worker, None)
+        self.broken = self.broken or why
+        return not (self.owing and self.steps and self.rounds > 1)
+
+    @property
+    def outcome(self) -> Trained | None:
+        """The result that counts, if there is one; of a turn that was ended early, if it had several rounds."""
+        counts = not self.owing and (not self.broken or (self.steps and self.rounds > 1))
+        return self.result if counts else None
 
     def forget(self, worker: int) -> None:
         """What this member answered is accounted for elsewhere."""
         self._trained.pop(worker, None)
+        self._results.pop(worker, None)
 
 
 @dataclass(slots=True)
@@ -76,7 +117,7 @@ class TeamUnit:
     connect again. A round of the last stretch took `round_s` seconds, to begin it `begin_s`, until the slowest member
     was there, and its report `report_s`, with what beginning takes each time; it `spans` several hosts. `broken` counts
     the stretches in a row that came to nothing with the same members, who are `tried`. It has trained `calm_s` seconds
-    since a stretch was void, and some `between_s` between two that were.
+    since a stretch was void or broken, and some `between_s` between two that were.
     """
 
     meets: str
@@ -94,6 +135,12 @@ class TeamUnit:
     tried: tuple[tuple[int, int, int], ...] = ()
     calm_s: float = 0.0
     between_s: float = math.inf
+
+    @property
+    def awaited(self) -> set[int]:
+        """Members that still have to answer for a stretch that others have ended."""
+        stretch = self.stretch
+        return stretch.owing if stretch is not None and stretch.broken else self.owing
 
     @property
     def is_given_up(self) -> bool:
@@ -137,6 +184,9 @@ class TeamUnit:
     def complete(self, stretch: Stretch) -> None:
         """All have answered, and the payload can be merged."""
         self.stretch, self.broken = None, 0
+        if stretch.broken:  # it shows no usual times, and who is left has parted
+            self.formed = 0
+            return self._interrupted()
         assert stretch.result is not None
         made = max(part.steps for part in stretch.parts)  # a member may have ended it
         timings = stretch.result.timings
@@ -151,6 +201,9 @@ class TeamUnit:
         """Its stretch is void."""
         self.stretch = None
         self.broken += 1
+        self._interrupted()
+
+    def _interrupted(self) -> None:
         known = self.between_s < math.inf
         self.between_s = (self.between_s + self.calm_s) / 2 if known else self.calm_s
         self.calm_s = 0.0

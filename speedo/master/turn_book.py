@@ -16,6 +16,7 @@ from speedo.messages import (
     NO_RESULTS,
     NO_TUNING,
     Action,
+    Decision,
     Divided,
     Drop,
     Kind,
@@ -227,8 +228,13 @@ class TurnBook:
 
     @property
     def broken_off(self) -> set[int]:
-        """Workers that still have to answer for a stretch that is void."""
-        return {worker for team in self._teams.values() for worker in team.owing}
+        """Workers that still have to answer for a stretch that others have ended."""
+        return {worker for team in self._teams.values() for worker in team.awaited}
+
+    def _may_wait(self, decision: Decision) -> bool:
+        """Whether who trains need not be told before the next result is decided, and can begin from any version."""
+        in_team = any(unit in self._teams for unit in decision.train)
+        return decision.may_wait and not in_team and self.strategy.rule.payload is not Kind.WEIGHTS
 
     def _received_stretch(self, result: Trained | Refused) -> Stretch | None:
         """The stretch whose members have all answered, if this is its leader's result, which stands for all."""
@@ -253,7 +259,7 @@ class TurnBook:
         self._teams[unit] = TeamUnit(place)
         return unit
 
-    def _end_turn(self, event: Trained, member: Member, turn: Turn, leader: int) -> Part:
+    def _end_turn(self, event: Trained, member: Member, turn: Turn) -> Part:
         """Its result has come: the record of it.
 
         Nobody is credited with more samples than were issued; with fewer who may end a turn earlier.
@@ -262,7 +268,8 @@ class TurnBook:
         if self.division is not None and not (turn.stretch and turn.stretch.void):
             self.division.measured(event.worker, event.samples // turn.per_step, event.timings)
         whole_steps, rest = divmod(event.samples, turn.per_step)
-        ends_early = turn.may_end_early and not rest and 0 < event.samples < turn.samples
+        may_end_early = turn.may_end_early or event.broken
+        ends_early = may_end_early and not rest and 0 < event.samples < turn.samples
         if self.plan.own_counts:
             # In a team one may have none, where others have some.
             least = 0 if turn.stretch is not None else 1
@@ -279,9 +286,8 @@ class TurnBook:
             staleness,
             event.loss,
             event.losses,
-            None if event.worker == leader else leader,
-            whole_steps if ends_early else turn.samples // turn.per_step,
-            event.records,
+            steps=whole_steps if ends_early else turn.samples // turn.per_step,
+            records=event.records,
         )
 
     def _workers_of(self, unit: int) -> tuple[int, ...]:
@@ -337,6 +343,9 @@ class TurnBook:
             turn = self._begin_turn(self.members[worker], steps * rounds, rule)
             turn.stretch = stretch
             issued.append((worker, turn))
+            if not self.plan.own_counts:
+                who = worker, self.members[worker].incarnation, turn.ticket
+                stretch.steps.append(Part(*who, turn.per_step, 0, 0.0, steps=1))
         team.stretch, team.formed = stretch, team.formed or issued[0][1].ticket
         told = None
         if len(workers) > 1 or rule is team.alone:

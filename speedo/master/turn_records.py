@@ -29,6 +29,8 @@ from speedo.messages import (
     Joined,
     Left,
     Merge,
+    Part,
+    Records,
     SetAside,
     Train,
     Trained,
@@ -70,6 +72,8 @@ class TurnRecords:
     _readers: dict[int, _Reader] = field(default_factory=dict)  # by worker
     _turns: dict[int, _Given] = field(default_factory=dict)  # by ticket
     _brought: dict[int, tuple[Lease, ...]] = field(default_factory=dict)  # likewise
+    # Likewise, of workers that are gone, or whose team has ended the turn: the first of them may be trained
+    _left: dict[int, tuple[Lease, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,11 +144,12 @@ class TurnRecords:
     def with_records(self, action: Action) -> Action:
         """The action, with records if it is a command to train."""
         with self._lock:
+            if isinstance(action, Train | Finish):  # the next stretch begins: the last one was void
+                for ticket in list(self._left):
+                    self._of_left(ticket, 0)
             match action:
                 case Merge():
-                    for part in action.parts:
-                        self._brought.pop(part.ticket, None)
-                        self.book.merged(part.ticket)
+                    return replace(action, parts=tuple(map(self._merged, action.parts)))
                 # The records of late results came back when these were given up; not of one that was brought.
                 case Drop() if action.decision != "late" or action.ticket in self._brought:
                     self._brought.pop(action.ticket, None)
@@ -168,6 +173,25 @@ class TurnRecords:
         return action
 
     # ------------------------------------------------------------ parts
+
+    def _merged(self, part: Part) -> Part:
+        self._brought.pop(part.ticket, None)
+        if part.ticket in self._left:
+            part = replace(part, records=self._of_left(part.ticket, part.samples))
+        self.book.merged(part.ticket)
+        return part
+
+    def _ends(self, ticket: int) -> None:
+        given = self._turns.pop(ticket)
+        self.book.trained(given.worker, given.incarnation, ticket, given.records)
+        self._left[ticket] = given.records
+
+    def _of_left(self, ticket: int, count: int) -> Records:
+        """So many records of this turn are trained, the first, which are returned."""
+        trained, rest = divided(self._left.pop(ticket), count)
+        self.again += sum(map(len, rest))
+        self.book.not_trained(ticket, rest)
+        return tuple((one.epoch, one.start, one.stop) for one in trained)
 
     def _go_on_with(self, handed: Trained) -> None:
         """Its worker has joined: the turn is as one that was given here."""
@@ -221,6 +245,8 @@ class TurnRecords:
         given = self._turns.get(event.ticket)
         if given is None or (given.worker, given.incarnation) != (event.worker, event.incarnation):
             return
+        if event.broken:  # by how many rounds is decided once all have answered
+            return self._ends(event.ticket)
         del self._turns[event.ticket]
         trained, rest = divided(given.records, event.samples)
         self.book.trained(given.worker, given.incarnation, event.ticket, trained)
@@ -228,6 +254,7 @@ class TurnRecords:
 
     def _dropped(self, action: Drop) -> None:
         before = self.again
+        self._left.pop(action.ticket, None)
         self.again += sum(map(len, self.book.of_ticket(action.ticket)))
         self.book.dropped(action.ticket)
         for ticket, given in list(self._turns.items()):
@@ -245,12 +272,11 @@ class TurnRecords:
         self.book.returned(given.worker, given.incarnation, back)
 
     def _forget(self, worker: int) -> None:
-        """The process is gone: what it has is free, but for the turns that it reported."""
+        """The process is gone: what it has is free, but for its turns until the next is given."""
         reader = self._readers.pop(worker, None)
         if reader is None:
             return
         for ticket, given in list(self._turns.items()):
             if given.worker == worker:
-                self.again += sum(map(len, given.records))
-                del self._turns[ticket]
+                self._ends(ticket)
         self.book.left(worker, reader.incarnation)

@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
+from speedo.errors import TeamBrokenError
 from speedo.exchange.collective import Array
 from speedo.exchange.host_exchange import HostExchange
 from speedo.exchange.team_meeting import TeamMeeting
@@ -146,15 +147,20 @@ class Membership:
             self.exchange.all_gather("rows", rows[list(self.here)], self._spread, rows)
 
     def carry(self, waits: Generator[Wait, SumOverHosts | None, Answer]) -> Answer:
-        """Do all that it needs one after another; its answer. Raises `TeamBrokenError`."""
+        """Do all that it needs one after another; its answer. A `TeamBrokenError` is raised where it waits."""
         begun: SumOverHosts | None = None
+        broken: TeamBrokenError | None = None
         while True:
             try:
-                wait = waits.send(begun)
+                wait = waits.send(begun) if broken is None else waits.throw(broken)
             except StopIteration as done:
                 answer: Answer = done.value
                 return answer
-            begun = self.wait_for(wait)
+            try:
+                begun = self.wait_for(wait)
+            except TeamBrokenError as error:
+                self.part(str(error))
+                broken = error
 
     def wait_for(self, wait: Wait) -> SumOverHosts | None:
         """Do what a member needs; the sum that it begins. Raises `TeamBrokenError`."""

@@ -134,7 +134,9 @@ def gradient_round(seat: TeamPlace, iteration: int) -> Generator[Wait, SumOverHo
             yield Gather(rows)
             bad = bad or not is_finite(memory.factors)
         memory.flags[0] = bad
-    yield "the sum of all hosts is there" if team.spread else MeetMembers(seat.summing)
+    # Between hosts the first member of each brings the sum. Nobody waits for others here: one that has died meanwhile
+    # is in the sum, and the round is whole on all hosts.
+    yield MeetMembers(seat.here[:1] if team.spread else seat.summing)
     if team.spread and memory.flags[0]:  # the member that it is from leaves, too, and is to blame
         raise TeamBrokenError("the gradient of a member on another host is not finite")
     for at, one in enumerate(products):

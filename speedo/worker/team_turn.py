@@ -110,24 +110,35 @@ def team_rounds(
     fetched = clock()
     reached("worker-fetched")
     worker.place(command)
-    losses = []
-    meeting = Stopwatch(clock)
-    for number in range(team.rounds):
+    losses = list[float]()
+    meeting, broken = Stopwatch(clock), ""
+    try:
+        for number in range(team.rounds):
+            if sums_gradients:
+                round_ = gradient_round(seat, command.iteration_of(number))
+            else:
+                round_ = _payload_round(seat, command, number)
+            losses.append((yield from meeting.of(round_)))
+            worker.samples += command.steps * engine.samples_per_step
+            asks = team.agree_every and (number + 1) % team.agree_every == 0
+            asks = asks and number + 1 < team.rounds
+            if asks and (yield from meeting.of(_agree_to_end(seat))):
+                break
         if sums_gradients:
-            round_ = gradient_round(seat, command.iteration_of(number))
-        else:
-            round_ = _payload_round(seat, command, number)
-        losses.append((yield from meeting.of(round_)))
-        worker.samples += command.steps * engine.samples_per_step
-        may_end = team.agree_every and (number + 1) % team.agree_every == 0
-        if may_end and number + 1 < team.rounds and (yield from meeting.of(_agree_to_end(seat))):
-            break
-    if sums_gradients:
-        yield "all have used the mean gradient"
-        if seat.is_first:
-            engine.read_weights(center)
+            yield "all have used the mean gradient"
+    except TeamBrokenError as error:
+        if not (sums_gradients and losses):
+            raise
+        broken = str(error)
+    leads = seat.rank == 0
+    if broken:
+        # The leader may be gone, or its host have missed the last sum; others may still read the memory of the center.
+        other_host = [ranks[0] for ranks in team.spread[1:2]]
+        leads, center = seat.rank in (0, 1, *other_host), np.empty_like(center)
+    if sums_gradients and (leads or seat.is_first):
+        engine.read_weights(center)
     summed = clock()
-    worker.made_in_team(command, center)
+    worker.made_in_team(command, center, publishes=leads)
     reached("worker-pushed")
     timings = {
         "fetch": fetched - began,
@@ -144,8 +155,9 @@ def team_rounds(
         samples,
         timings,
         tuple(losses) if len(losses) > 1 else (),
-        has_payload=worker.worker == team.leader,
+        has_payload=leads,
         records=trained_of(command, samples),
+        broken=broken,
     )
 
 

@@ -384,10 +384,10 @@ class EngineWorker(TurnStages):
         if not (exact and made == (command.team.formed, command.own.merged)):
             self.exchange.fetch_center(command.version, out, alone=True)
 
-    def made_in_team(self, command: Train, center: Vector) -> None:
-        """A turn of the team is over, and this is what it has made. The leader publishes it as its payload."""
+    def made_in_team(self, command: Train, center: Vector, *, publishes: bool) -> None:
+        """A turn of the team is over, and this is what it has made."""
         assert command.team is not None
-        if self.worker == command.team.leader:
+        if publishes:
             self._publish(command, center)
         if command.payload is Kind.WEIGHTS:
             self._made = command.team.formed, command.ticket

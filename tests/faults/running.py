@@ -105,6 +105,25 @@ class Watched:
         lines = self.lines()
         return [one for one in lines[lines.index(line) :] if one.get("decision") == "merged"]
 
+    def rounds_before_death(self, victim: int, until: int) -> int:
+        """How many rounds of the stretch in which this worker died were merged, once for each of its members.
+
+        Up to line `until` no result is lost.
+        """
+        lines = self.lines()[:until]
+        assert [one for one in lines if one.get("decision") in ("refused", "discarded")] == []
+        left = next(at for at, one in enumerate(lines) if one["event"] == "left")
+        merged = [one for one in lines if one.get("decision") == "merged"]
+        (last,) = [
+            one
+            for one in merged
+            if (one["worker"], one["incarnation"]) == (victim, 1) and lines.index(one) > left
+        ]
+        together = [one for one in merged if one["version"] == last["version"]]
+        assert len({one["worker"] for one in together}) == len(together) > 1
+        (steps,) = {one["steps"] for one in together}
+        return int(steps)
+
     def results(self, *decisions: str) -> list[Line]:
         return [line for line in self.lines("result") if line["decision"] in decisions]
 

@@ -42,6 +42,17 @@ def test_a_dead_worker_loses_the_turns_that_it_was_in(lost: LostRecords) -> None
     assert left_out(lost) == 12
 
 
+def test_of_a_team_that_a_death_has_ended_only_what_comes_after_the_whole_rounds_is_lost(
+    lost: LostRecords,
+) -> None:
+    """Worker 0 dies in the second step of its turn of two, worker 1 has read that of its own, of three."""
+    lost.saw(Left(0, 1, "killed"), 0.0)
+    lost.saw(Trained(1, 1, 3, 0.5, 4, broken="worker 0 has left the team"), 0.0)
+    parts = Part(0, 1, 2, 4, 0, 0.5), Part(1, 1, 3, 4, 0, 0.5)
+    lost.with_records(Merge(1, 1, 8, 1.0, parts))
+    assert left_out(lost) == 4 + 4 + 4  # and the turn that worker 0 had besides
+
+
 def test_what_is_discarded_is_lost(lost: LostRecords) -> None:
     lost.saw(Trained(1, 1, 3, 0.5, 12), 0.0)
     drop(lost, 1, 3, "discarded")

@@ -8,20 +8,23 @@ from speedo.messages import Action, Event, Merge, Records, Trained
 
 
 class RecordCounts:
-    """An observer of a run. `trained` counts epoch and record."""
+    """An observer of a run. `trained` counts epoch and record, `untold` the results of turns that a death has ended."""
 
     def __init__(self) -> None:
         self.trained = Counter[tuple[int, int]]()
         self._reported: dict[int, Records] = {}
+        self.untold = 0
 
     def saw(self, event: Event, now: float) -> None:
-        if isinstance(event, Trained):
+        if isinstance(event, Trained) and not event.broken:
             self._reported.setdefault(event.ticket, event.records)
 
     def did(self, action: Action, now: float) -> None:
         if isinstance(action, Merge):
             for part in action.parts:
-                self.add(self._reported[part.ticket])
+                # Of who has died, or could not know all rounds, the master says it.
+                self.untold += part.ticket not in self._reported
+                self.add(self._reported.get(part.ticket, part.records))
 
     def add(self, records: Records) -> None:
         for epoch, start, stop in records:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,6 +34,7 @@ from speedo.worker.team_memory import TeamMemory, stretch_of
 from speedo.worker.team_turn import TeamMember
 from speedo.worker.turn import EngineWorker
 from tests.support.damaged_wire import DamagedWire, flipped
+from tests.support.quick import tried
 
 SIZE = 40
 
@@ -237,11 +239,13 @@ def test_processes_make_the_same_bits_on_all_hosts_and_those_of_the_simulator(
     np.testing.assert_allclose(found, expected, rtol=0, atol=0 if hosts < 3 else 1e-6)
 
 
-def note_weights(worker: EngineWorker, made: list[bytes], command: Train, center: Vector) -> None:
+def note_weights(
+    worker: EngineWorker, made: list[bytes], command: Train, center: Vector, *, publishes: bool
+) -> None:
     found = np.empty_like(center)
     worker.engine.read_weights(found)
     made.append(found.tobytes())
-    EngineWorker.made_in_team(worker, command, center)
+    EngineWorker.made_in_team(worker, command, center, publishes=publishes)
 
 
 def test_a_center_of_which_the_team_made_another_is_fetched(
@@ -307,16 +311,56 @@ def test_a_bit_that_is_flipped_between_hosts_is_in_no_weights_and_the_turn_is_ma
             for worker, one in commands.items()
         }
         teams.wire.damage(key, at, flipped(7))
-        answers = [one for one in teams.turn(damaged).values() if isinstance(one, Refused)]
-        assert any(f"sent to worker {formed % 2} came damaged" in one.reason for one in answers)
-        assert not any(one.blame for one in answers)
-        with pytest.raises(MissingKeyError):
-            members.published(Kind.WEIGHTS, 10 * formed)
+        answers = teams.turn(damaged)
+        refused = [one for one in answers.values() if isinstance(one, Refused)]
+        ended = [one for one in answers.values() if isinstance(one, Trained)]
+        reasons = [*(one.reason for one in refused), *(one.broken for one in ended)]
+        assert any(f"sent to worker {formed % 2} came damaged" in one for one in reasons)
+        assert not any(one.blame for one in refused)
+        if not refused:  # after whole rounds
+            (whole,) = {one.samples // 4 for one in ended}
+            found, expected = members.published(Kind.WEIGHTS, 10 * formed), members.by_hand(whole)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        elif not ended:
+            with pytest.raises(MissingKeyError):
+                members.published(Kind.WEIGHTS, 10 * formed)
     answers = teams.turn(commands)
     assert all(isinstance(answer, Trained) for answer in answers.values()), answers
     found = members.published(Kind.WEIGHTS)
     np.testing.assert_allclose(found, members.by_hand(3, steps), rtol=0, atol=1e-6)
     assert [teams.center_of(host).tobytes() for host in range(2)] == [found.tobytes()] * 2
+
+
+@pytest.mark.parametrize("at", range(4500, 17_000, 1500))
+def test_what_follows_a_turn_that_was_broken_begins_from_its_last_whole_round(
+    processes: Callable[[Members, int], InProcesses], at: int
+) -> None:
+    """From its weights and momentum: in the end both are those of a turn that was not broken."""
+    members, rounds = Members(4, 4, 4, 4, size=1000, noise=0.0), 5
+    teams = processes(members, 2)
+    teams.wire = DamagedWire(SharedMemoryStore(teams.folder / "store"))
+    teams.wire.damage(keys.collective("run", 0, "team50"), at, flipped(7))
+    commands = members.commands(rounds, Kind.WEIGHTS, hosts=2)
+    answers = [one for one in teams.turn(commands).values() if isinstance(one, Trained)]
+    assert all("came damaged" in one.broken for one in answers)
+    whole = max(one.samples // 4 for one in answers)
+    first = next(one for one in answers if one.has_payload and one.samples == 4 * whole)
+    layout, center = members.workers[0].engine.layout, np.empty_like(members.center)
+    key = keys.payload("run", first.worker, first.ticket)
+    fetch_vector(members.store, key, layout, Kind.WEIGHTS, center)
+    header = header_for(as_bytes(center), layout, Kind.CENTER, version=4)
+    members.store.write(keys.center("run", 4), header.pack(), as_bytes(center))
+    team = commands[0].team
+    assert team is not None
+    team = replace(team, formed=60, rounds=rounds - whole)
+    rest = {
+        worker: replace(one, ticket=60 + worker, version=4, samples=10 + whole, team=team)
+        for worker, one in commands.items()
+    }
+    assert all(isinstance(one, Trained) for one in teams.turn(rest).values())
+    found = members.published(Kind.WEIGHTS, 60)
+    np.testing.assert_allclose(found, members.by_hand(rounds), rtol=0, atol=1e-5)
+    assert len({one.engine.history() for one in members.workers.values()}) == 1
 
 
 @pytest.mark.parametrize("worker", range(4))
@@ -451,16 +495,86 @@ def test_the_iteration_of_each_round_follows_the_stride() -> None:
     assert asked == [10, 14, 18, 22, 26, 30]
 
 
+@pytest.mark.parametrize("victim", range(3))
 @pytest.mark.parametrize("meeting", range(7))
-def test_who_dies_at_any_meeting_breaks_the_turn_of_all(meeting: int) -> None:
+def test_who_dies_at_any_meeting_ends_the_turn_of_all_after_the_last_whole_round(
+    meeting: int, victim: int
+) -> None:
+    """There is one meeting before the first round, and two are in each."""
     members = Members(4, 4, 4)
-    answers = members.train(3, Kind.WEIGHTS, stops={1: meeting})
-    assert 1 not in answers
-    for worker in (0, 2):
+    answers = members.train(3, Kind.WEIGHTS, stops={victim: meeting})
+    whole = (meeting - 1) // 2
+    for worker in {0, 1, 2} - {victim}:
         answer = answers[worker]
-        assert isinstance(answer, Refused)
-        assert not answer.blame
-        assert "worker 1" in answer.reason
+        if whole < 1:
+            assert isinstance(answer, Refused)
+            assert not answer.blame
+            assert f"worker {victim}" in answer.reason
+            continue
+        assert isinstance(answer, Trained)
+        assert f"worker {victim}" in answer.broken
+        assert (answer.samples, answer.has_payload) == (4 * whole, worker < 2)
+        found = members.engine(worker).layout.zeros()
+        members.workers[worker].engine.read_weights(found)
+        assert found.tobytes() == members.by_hand(whole).tobytes()
+        if answer.has_payload:
+            key = keys.payload("run", worker, 50 + worker)
+            layout = members.workers[worker].engine.layout
+            fetch_vector(members.store, key, layout, Kind.WEIGHTS, found)
+            assert found.tobytes() == members.by_hand(whole).tobytes()
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_who_is_left_has_the_weights_of_the_rounds_that_it_says_it_has_made(hosts: int) -> None:
+    """Members die at any wait, in any order of the others: these are at most one round apart."""
+    apart = 0
+    for seed in range(tried(60)):
+        chance, members = random.Random(f"{hosts} {seed}"), Members(4, 4, 4, 4, 4)
+        commands = members.commands(6, Kind.WEIGHTS, hosts=hosts)
+        team = commands[0].team
+        assert team is not None
+        waits = 1 + (5 if hosts > 1 else 2) * 6
+        stops = {
+            one: chance.randrange(waits) for one in chance.sample(range(5), chance.choice([1, 2]))
+        }
+        answers = train_together(team, members.workers, commands, stops, chance=chance)
+        made = set[int]()
+        for worker, answer in answers.items():
+            if isinstance(answer, Refused):
+                assert not answer.blame
+                made.add(0)
+                continue
+            whole, found = answer.samples // 4, np.empty_like(members.center)
+            made.add(whole)
+            members.workers[worker].engine.read_weights(found)
+            if hosts == 1:
+                assert found.tobytes() == members.by_hand(whole).tobytes(), seed
+            np.testing.assert_allclose(found, members.by_hand(whole), rtol=0, atol=1e-6)
+            if answer.has_payload:
+                published, key = np.empty_like(found), keys.payload("run", worker, 50 + worker)
+                layout = members.workers[worker].engine.layout
+                fetch_vector(members.store, key, layout, Kind.WEIGHTS, published)
+                assert published.tobytes() == found.tobytes()
+        assert max(made) - min(made) <= 1, (seed, made)
+        apart += len(made) > 1
+        whole_rounds = [one for one, answer in answers.items() if isinstance(answer, Trained)]
+        states = {members.workers[one].solver_state for one in whole_rounds}
+        assert len(states) == len(made - {0}), "who is level has the same state"
+    assert apart <= tried(60) / 5
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("victim", [2, 3])
+def test_who_dies_while_hosts_add_up_its_gradient_has_made_that_round(
+    victim: int, number: int
+) -> None:
+    """Workers 0 and 1 act for their hosts. The victim has come to the meeting where all gradients are there."""
+    members = Members(4, 4, 4, 4)
+    answers = members.train(4, Kind.WEIGHTS, stops={victim: 3 + 2 * number}, hosts=2)
+    assert len(answers) == 3
+    for answer in answers.values():
+        assert isinstance(answer, Trained), answer
+        assert answer.samples == 4 * (number + 1)
 
 
 def test_who_is_not_finite_is_to_blame_and_the_others_are_not() -> None:

@@ -238,8 +238,8 @@ class RunConfig(_Run):
         source="measured: performance.md", group=TRAVEL)] = "host"
     stretch: Annotated[float, Option(
         "A team that has all workers of the run merges its rounds itself, and reports every S seconds, or so seldom "
-        "that reports take 2 % of the time; 0: after each round. If a member dies, the work since the last report is "
-        "lost.", Seconds("after each round"),
+        "that reports take 2 % of the time; 0: after each round. If a member dies, its round is lost; with several "
+        "local steps, and of a script, the work since the last report.", Seconds("after each round"),
         source="chosen: little is lost, and reports cost little", given_with="team")] = 0.5
     factors: Annotated[Literal["auto", "off"], Option(
         "auto: a team over hosts exchanges the gradient of an inner product as two factors if those are fewer bytes; "

@@ -81,7 +81,7 @@ def train_together(
             turn.step(worker)
         except StopIteration as done:
             answers[worker] = done.value
-            turn.remove(worker)
+            turn.remove(worker, done.value.broken or None)
         except (PayloadError, StoreError, TeamBrokenError) as error:
             answers[worker] = refusal(commands[worker], error)
             turn.remove(worker, str(error))
@@ -161,7 +161,8 @@ class _Turn:
             return self.remove(worker, "")
         if not self._is_ready(worker):
             first = min(self.lost, key=lambda one: (bool(self.lost[one]), one))
-            raise TeamBrokenError(self.lost[first] or f"worker {first} has left the team")
+            why = self.lost[first] or f"worker {first} has left the team"
+            self.running[worker].throw(TeamBrokenError(why))
         self._waits_for.pop(worker, None)
         wait = self.running[worker].send(self._begun.pop(worker, None))
         self._steps[worker] += 1

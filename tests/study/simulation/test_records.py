@@ -61,7 +61,7 @@ class Comings(Counter[str]):
 
 
 @pytest.mark.parametrize("seed", range(tried(3)))
-@pytest.mark.parametrize("mode", [*MODES, "team", "teams of two hosts"])
+@pytest.mark.parametrize("mode", [*MODES, "team", "teams of two hosts", "team over two hosts"])
 def test_three_epochs_with_100_joins_leaves_and_kills(mode: str, seed: int) -> None:
     """From the very first record to the last one of the third epoch."""
     records, batch, workers, chance = 960, 4, 4, random.Random(f"{mode} {seed}")
@@ -96,6 +96,7 @@ def test_three_epochs_with_100_joins_leaves_and_kills(mode: str, seed: int) -> N
                 3 * records // batch // (workers if teams else 1),
                 workers,
                 teams=teams,
+                over_hosts="over" in mode,
                 stretch_s=0.5,
                 once=True,
             ),
@@ -118,3 +119,4 @@ def test_three_epochs_with_100_joins_leaves_and_kills(mode: str, seed: int) -> N
     assert counts.never(records, 3 * records) == 0
     assert not notes
     assert book.again > 0
+    assert counts.untold or mode not in ("team", "team over two hosts")
