@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -278,11 +279,19 @@ class WorkerHost:
     # ------------------------------------------------------------ the watcher's thread
 
     def _watch(self) -> None:
-        while not self._stopping.wait(SOON_S if self._is_short() else WATCH_S):
+        while not self._is_to_stop():
             # A master that is gone: others notice, and stop us. The rest may be better at the next look.
             with self._lock, suppress(RayError, psutil.Error, OSError):
                 if not self._stopping.is_set():
                     self._look(time.monotonic())
+
+    def _is_to_stop(self) -> bool:
+        """Whether no look follows; returns when it is time for one, or a worker has died."""
+        deaths = select.poll()
+        for process in self._processes:
+            process.end_wakes(deaths)
+        deaths.poll(1000 * (SOON_S if self._is_short() else WATCH_S))
+        return self._stopping.is_set()
 
     def _is_short(self) -> bool:
         """Whether a worker that should be training is not there yet."""

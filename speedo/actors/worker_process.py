@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import time
 from collections.abc import Mapping
@@ -70,6 +71,7 @@ class WorkerProcess:
         self.request = 0  # for a place, if not 0; each has a number of its own
         self.asked: Any = None  # the master's answer to it
         self._process: psutil.Process | None = None
+        self._death = -1  # a pidfd
         self._trained_by: list[psutil.Process] = []  # its own one, or those of a script
         # Of those that are stopped, by process: the seconds that it had computed, and since when.
         self._stopped: dict[int, tuple[float, float]] = {}
@@ -116,6 +118,9 @@ class WorkerProcess:
         self.starting, self.since, self.follows, self._stopped = None, now, False, {}
         self._process = _process(ready.runs_at.process)
         self._trained_by = [] if self._process is None else [self._process]
+        if self._death < 0:  # else it follows another master
+            with suppress(OSError):
+                self._death = os.pidfd_open(ready.runs_at.process)
         if self._process is not None and ready.model is not None:
             self._trained_by = self._process.children(recursive=True)
         return ready
@@ -141,6 +146,11 @@ class WorkerProcess:
         except psutil.NoSuchProcess:
             pass
         return True
+
+    def end_wakes(self, deaths: select.poll) -> None:
+        """This poll returns once the process has ended; not while it starts, as its answer tells."""
+        if self._death >= 0 and self.starting is None:
+            deaths.register(self._death, select.POLLIN)
 
     def is_stopped(self, now: float) -> bool:
         """Whether what trains was stopped `STOPPED_S` ago, and has not gone on, even between two looks."""
@@ -183,6 +193,9 @@ class WorkerProcess:
                 self._process.wait(END_S if wait else 0)
         if self.place is not None and wait:
             shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._death >= 0:
+            os.close(self._death)
+        self._death = -1
         self.place = self.actor = self.starting = self._process = self._who = None
         self.follows, self._trained_by = False, []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -42,3 +43,22 @@ def stop_after_some_work(process: psutil.Process) -> None:
     os.kill(process.pid, signal.SIGSTOP)
     while process.status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
+
+
+def test_the_end_of_a_process_wakes_its_host_unless_it_is_starting() -> None:
+    with subprocess.Popen([sys.executable, "-c", AT_WORK]) as at_work:
+        worker = WorkerProcess(0)
+        worker._death = os.pidfd_open(at_work.pid)
+        assert not ends_within(worker, 10)
+        at_work.kill()
+        assert ends_within(worker, 10_000)
+        worker.starting = object()
+        assert not ends_within(worker, 0)
+        worker.end()
+        assert not ends_within(worker, 0)
+
+
+def ends_within(worker: WorkerProcess, milliseconds: int) -> bool:
+    deaths = select.poll()
+    worker.end_wakes(deaths)
+    return bool(deaths.poll(milliseconds))
