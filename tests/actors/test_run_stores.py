@@ -16,7 +16,7 @@ from speedo.run.config.run_config import make_config
 from speedo.storage.redis.store import RedisStore
 from speedo.storage.redis.url import PASSWORD_VARIABLE
 from speedo.watch.console import Quiet
-from tests.faults.store_server import OwnRedis
+from tests.support.store_server import OwnRedis
 
 OUTER = {"mode": "sync", "rule": "outer-momentum", "local_steps": 4}
 

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from tests.faults.store_server import START_S, OwnRedis
 from tests.support.commands import free_port
+from tests.support.store_server import START_S, OwnRedis
 
 PIECE = 1 << 16
 

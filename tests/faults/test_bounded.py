@@ -21,9 +21,9 @@ from speedo.messages import StateSaved
 from speedo.storage import keys
 from tests.faults.rows import Finding, row
 from tests.faults.running import HANG_S, Run, stand_still
-from tests.faults.store_server import OwnRedis
 from tests.faults.test_master import OFTEN, RESUMED_S, stopped
 from tests.support.commands import Commands, free_port, interrupt
+from tests.support.store_server import OwnRedis
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 EVICTED_S = 20.0  # the heartbeat of 10 s and three turns, on a busy machine

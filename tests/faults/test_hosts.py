@@ -15,10 +15,10 @@ import pytest
 
 from tests.faults.rows import EVERY, Finding, row
 from tests.faults.running import HANG_S, Run
-from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands, how_loaded
 from tests.support.invariants import Line
 from tests.support.network import Host, ip, network
+from tests.support.store_server import OwnRedis
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 TIMEOUT = ("--timeout", "300")

@@ -12,12 +12,12 @@ import pytest
 from speedo.master.plan import Plan
 from tests.faults.rows import Finding, row
 from tests.faults.running import Run
-from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
 from tests.support.schedules import Schedule
 from tests.support.schedules import run as simulate
 from tests.support.simulation.world import Faults
+from tests.support.store_server import OwnRedis
 
 SPEEDO = Path(__file__).parents[2] / "speedo"
 RATES = (0.01, 0.05, 0.2)

@@ -12,9 +12,9 @@ import pytest
 
 from tests.faults.rows import WITH_TORCH, Finding, Findings, row, scenario
 from tests.faults.running import Run, stand_still
-from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands
 from tests.support.sabotaged_net import order
+from tests.support.store_server import OwnRedis
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STRIKES = 3

@@ -12,10 +12,10 @@ from tests.faults.late_redis import LateRedis
 from tests.faults.rows import Finding, row
 from tests.faults.running import GAP_S, HANG_S, Run, Watched
 from tests.faults.scripts import EACH_ONCE, FIT, ScriptRun, kept, trained
-from tests.faults.store_server import OwnRedis
 from tests.support.commands import Commands, interrupt
 from tests.support.invariants import Line, check_run, read_lines
 from tests.support.network import Host, network
+from tests.support.store_server import OwnRedis
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 TIMEOUT = ("--timeout", "300")

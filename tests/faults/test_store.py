@@ -9,8 +9,8 @@ import pytest
 
 from tests.faults.rows import Finding, Findings, row, scenario
 from tests.faults.running import BY_REDIS, OVERLAP, OVERLAPPING, Run, stand_still
-from tests.faults.store_server import OwnRedis, Proxy
 from tests.support.commands import Commands
+from tests.support.store_server import OwnRedis, Proxy
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.caffe]
 STALL_S = 20.0

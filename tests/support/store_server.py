@@ -80,6 +80,9 @@ class OwnRedis:
     def admin(self) -> redis.Redis:
         return redis.Redis(self.host, self.port, password=self.password, socket_timeout=5.0)
 
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """End it at once; what it held is lost."""
         if self._process is not None:
