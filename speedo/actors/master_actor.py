@@ -238,7 +238,8 @@ class MasterActor(ServedMaster):
             if self._roster.now_at(place.worker, place.incarnation) is not None:
                 self.lost(place, "its host came back without it")
         self._hosts.add(host)
-        return self._settings.for_others()
+        parts = self._training.parts if self._training else self._parts
+        return parts.settings.for_others()
 
     def assign(self, host: str, former: int | None, request: int) -> Place:
         """A place for one more worker of this host, or for the successor of the worker in slot `former`.
