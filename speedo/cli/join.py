@@ -32,23 +32,20 @@ def _of_all(command: Any) -> Any:
     """The options of every host that joins."""
     for option in (
         click.option(
-            "--logs",
-            type=click.Path(path_type=Path, file_okay=False),
-            metavar="DIR",
+            "--logs", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
             help="Folder of this host's logs.  [default: a temporary folder, removed after a successful run]",
         ),
         click.option(
-            "--grace",
-            "grace_s",
-            type=click.FloatRange(0, 1e6),
-            default=25.0,
-            show_default=True,
-            metavar="S",
+            "--leave-after", "leave_after_s", type=click.FloatRange(0, 1e6), default=0.0, show_default=True,
+            metavar="S", help="Seconds to train on after SIGTERM, Ctrl-C or a notice, before the time of --grace: "
+            "another host can join meanwhile.",
+        ),
+        click.option(
+            "--grace", "grace_s", type=click.FloatRange(0, 1e6), default=25.0, show_default=True, metavar="S",
             help="Seconds to hand in results after SIGTERM or Ctrl-C; a second signal ends at once.",
         ),
         click.option(
-            "--leave-on",
-            metavar="CLOUD",
+            "--leave-on", metavar="CLOUD",
             help="Leave the run, within --grace seconds, when this cloud gives notice that the machine ends: aws, "
             "azure, google, or the URL of a page that is there then.",
         ),
@@ -56,22 +53,13 @@ def _of_all(command: Any) -> Any:
             "--token-file", type=FILE, help="The shared secret.  [default: ~/.config/speedo/token]"
         ),
         click.option(
-            "--timeout",
-            "timeout_s",
-            type=click.FloatRange(0, 1e6, min_open=True),
-            default=120.0,
-            show_default=True,
-            metavar="S",
-            help="Seconds to wait for the master.",
+            "--timeout", "timeout_s", type=click.FloatRange(0, 1e6, min_open=True), default=120.0,
+            show_default=True, metavar="S", help="Seconds to wait for the master.",
         ),
         click.option(
-            "--master",
-            "address",
-            required=True,
-            metavar="HOST[:PORT]",
-            help="Address of the master.",
+            "--master", "address", required=True, metavar="HOST[:PORT]", help="Address of the master."
         ),
-    ):
+    ):  # fmt: skip
         command = option(command)
     return command
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,32 @@ def test_a_host_that_is_told_hands_in_its_turn_and_one_that_hangs_goes_at_the_se
     chief.send_signal(signal.SIGTERM)
     ends_in_time(chief, time.monotonic())
     assert chief.returncode == 143
+
+
+def test_a_host_that_has_a_notice_trains_on_until_another_one_is_there(
+    speedo: Commands, problem: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    chief = speedo.start(*master(port, "--mode", "async", "--workers", "2", str(problem)))
+    hosts = [speedo.start(*worker(port), "--leave-after", after) for after in ("600", "1")]
+    wait_until(lambda: len(lines(tmp_path, "joined")) == 2, WAIT_S)
+    hosts[0].send_signal(signal.SIGTERM)
+    hosts.append(speedo.start(*worker(port)))
+    wait_until(lambda: len(lines(tmp_path, "joined")) == 3, WAIT_S)
+    before = Counter(line["worker"] for line in merged(tmp_path))
+    wait_until(lambda: len(Counter(one["worker"] for one in merged(tmp_path)) - before) == 3)
+    assert not lines(tmp_path, "left")
+    hosts[0].send_signal(signal.SIGTERM)  # a second one is not to be waited for
+    errors = ends_in_time(hosts[0], time.monotonic())
+    assert hosts[0].returncode == 143, errors
+    assert "SIGTERM: leaving in 600 s; until then the workers train on" in errors
+    hosts[1].send_signal(signal.SIGTERM)
+    errors = ends_in_time(hosts[1], time.monotonic())
+    assert hosts[1].returncode == 143, errors
+    assert "hand in" in errors
+    assert "refused" not in {line["decision"] for line in lines(tmp_path, "result")}
+    chief.send_signal(signal.SIGINT)
+    ends_in_time(chief, time.monotonic())
 
 
 def test_a_team_over_hosts_ends_its_stretch_for_one_that_leaves_and_a_master_leaves_its_run(

@@ -116,7 +116,11 @@ class Seats:
         used, spare = seats[:wanted], seats[wanted:]
         self.give_back(spare)
         self.more(wanted - len(used), refused)
-        return by_node(used)
+        placed: dict[str, tuple[Seat, ...]] = {}
+        for seat in used:
+            if seat.node:
+                placed[seat.node] = (*placed.get(seat.node, ()), seat)
+        return placed
 
     def holds_one(self, node: Mapping[str, Any]) -> bool:
         """Whether a place fits on this node of `ray.nodes()` if nothing else is on it."""
@@ -171,12 +175,3 @@ def offered_hosts(
         for node, known in nodes.items()
         if RESOURCE in known["Resources"] and node not in refused
     }
-
-
-def by_node(seats: list[Seat]) -> dict[str, tuple[Seat, ...]]:
-    """Those that are on one."""
-    found: dict[str, tuple[Seat, ...]] = {}
-    for seat in seats:
-        if seat.node:
-            found[seat.node] = (*found.get(seat.node, ()), seat)
-    return found

@@ -94,10 +94,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """This host is to leave, within so many seconds, because of `why`; with 0 at once."""
+    """This host is to leave, `after_s` seconds and within so many more, because of `why`; with 0 at once."""
 
     why: str
     within_s: float = 0.0
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +118,6 @@ class HostFailed:
     """An error that the user can fix."""
 
     error: SpeedoError
-
-
-Ending = Over | Stopped | HostFailed
 
 
 def _bounded(made: socket.socket) -> Connection:
@@ -152,7 +150,7 @@ class HostLink:
             made.settimeout(None)
             return cls(made)
 
-    def tell(self, what: str | Status | Ending) -> None:
+    def tell(self, what: str | Status | Over | Stopped | HostFailed) -> None:
         """A state is left out while the command, which may be stopped, reads nothing: the next one says more."""
         with self._sending, suppress(OSError):  # nobody listens any more: the wish to end is there
             if not (isinstance(what, Status) and self._is_full()):

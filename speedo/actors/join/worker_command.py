@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -83,6 +84,7 @@ def serve_worker(
     command: tuple[str, ...] = (),
     grace_s: float = GRACE_S,
     leave_on: str | None = None,
+    leave_after_s: float = 0.0,
 ) -> Status | None:
     """Join the master at `address` with `count` workers and take part until the run ends. Raises `SpeedoError`.
 
@@ -90,9 +92,9 @@ def serve_worker(
     `device` replace the master's for this host's workers. If the master is lost, waits up to `timeout_s` seconds for
     it, or for its standby, each time, and joins again. `command` is the script that each worker runs, here, for a
     master without a solver.
-    `logs` is a folder that keeps the logs; without it they go with a run that ended well. After a signal the workers
-    have `grace_s` seconds to hand in what they have; a second one ends them at once. So they have after a notice of the
-    cloud `leave_on`. None: left by `speedo leave`, or by a notice.
+    `logs` is a folder that keeps the logs; without it they go with a run that ended well. After a signal, or a notice
+    of the cloud `leave_on`, the workers train on for `leave_after_s` seconds, and then have `grace_s` seconds to hand
+    in what they have; a second signal ends them at once. None: left by `speedo leave`, or by a notice.
     """
     if ignored := session.ignored_settings():
         watch.note(ignored)
@@ -107,6 +109,7 @@ def serve_worker(
         command=command,
         folder=str(working_folder()) if command else "",
     )
+    told_by = partial(Leave, within_s=grace_s, after_s=leave_after_s)
     stays = crashes = 0
     addresses = [address]  # and those at which a standby may take over
     while True:
@@ -118,7 +121,7 @@ def serve_worker(
             )
             stays += 1
             here = replace(offer, address=address, logs=logs / f"stay-{stays}")
-            ending = _stay(here, token, timeout_s, since, grace_s, leave_on, watch, addresses)
+            ending = _stay(here, token, timeout_s, since, told_by, leave_on, watch, addresses)
         except BaseException:
             if not kept and all(one.name == HOST_LOG for one in logs.rglob("*") if one.is_file()):
                 shutil.rmtree(logs, ignore_errors=True)  # no worker has left its words there
@@ -161,7 +164,7 @@ def _stay(
     token: str,
     timeout_s: float,
     since: float,
-    grace_s: float,
+    told_by: Callable[[str], Leave],
     leave_on: str | None,
     watch: Watch,
     addresses: list[str],
@@ -188,10 +191,10 @@ def _stay(
             stack.enter_context(noticed(leave_on, notices.append, watch.note))
 
         def wish() -> Leave | None:
-            if stopped:
-                return Leave(stopped[0], grace_s if len(stopped) == 1 else 0.0)
-            if notices:
-                return Leave(notices[0], grace_s)
+            if len(stopped) > 1:
+                return Leave(stopped[0])
+            if stopped or notices:
+                return told_by((stopped or notices)[0])
             return Leave(TOLD, told[0]) if told else None
 
         here = replace(offer, block=block)
@@ -250,10 +253,17 @@ def _follow(
 ) -> Over | Stopped | HostFailed | Lost | Crashed:
     """Show what the keeper of this host says until it reports how its stay ended, or whatever else ends it."""
     began = unkept = time.monotonic()
-    deadline = math.inf
+    deadline = leaves = math.inf
     was_kept = said = trains = False
     while (now := time.monotonic()) < deadline:
         if (leave := wish()) is not None:
+            after_s = leave.after_s if trains else 0.0
+            if after_s and leaves == math.inf:
+                watch.note(
+                    f"{leave.why}: leaving in {after_s:g} s; until then the workers train on"
+                )
+            leaves = min(leaves, now + after_s)
+        if leave is not None and now >= leaves:
             if not link.is_kept:
                 break
             if deadline == math.inf and leave.within_s and trains:
@@ -276,7 +286,8 @@ def _follow(
             watch.show(told)
             trains = True
             if told.standby:
-                addresses[:] = _where_masters_may_be(addresses[0], offer.address, told.standby)
+                # Former standbys have left, or have had the run: there may be another one's master now.
+                addresses[:] = dict.fromkeys((addresses[0], offer.address, told.standby))
         elif isinstance(told, Over | HostFailed):
             return told
         elif isinstance(told, Stopped):
@@ -301,11 +312,6 @@ def _follow(
                 "which may still be starting"
             )
     return Stopped()
-
-
-def _where_masters_may_be(first: str, present: str, standby: str) -> list[str]:
-    """Former standbys have left, or have had the run: what listens there now may be of another one."""
-    return list(dict.fromkeys((first, present, standby)))
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:
