@@ -43,14 +43,15 @@ def endless(net: Bench, mode: str, workers: int, run_dir: Path) -> list[str]:
 class Follower:
     """Reads the log of a run that goes on: results by worker, and the last merge's time, iteration and samples.
 
-    Samples that a resumption has undone do not count. `here` are the workers in the run.
+    Samples that a resumption has undone do not count. `here` are the workers in the run, `resumptions` how many there
+    were.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._log = LogFollower(run_dir)
         self.results: Counter[int] = Counter()
         self.here = set[int]()
-        self.seconds, self.iteration, self.samples = 0.0, 0, 0
+        self.seconds, self.iteration, self.samples, self.resumptions = 0.0, 0, 0, 0
 
     def read(self) -> None:
         """Take in what was written since."""
@@ -60,6 +61,7 @@ class Follower:
                     self.results[one.worker] += 1
                 if isinstance(one, RunResumed):
                     self.samples = one.samples
+                    self.resumptions += 1
                     self.here.clear()
                 if isinstance(one, WorkerJoined):
                     self.here.add(one.worker)
