@@ -67,8 +67,7 @@ class WorkerHost:
         self._hands_in = False
         self._master, self._settings, self._name = master, settings, name
         self._folders, self._note = (logs, scratch, data_root), note
-        self._processes: list[WorkerProcess] = []
-        self._spare = SpareWorker()
+        self._processes, self._spare = list[WorkerProcess](), SpareWorker()
         self._machine, self._count = this_machine(), 0
         self._restarts = 0
         self._round = 0
@@ -279,19 +278,15 @@ class WorkerHost:
     # ------------------------------------------------------------ the watcher's thread
 
     def _watch(self) -> None:
-        while not self._is_to_stop():
+        while not self._stopping.is_set():
+            deaths = select.poll()
+            for process in self._processes:
+                process.end_wakes(deaths)
+            deaths.poll(1000 * (SOON_S if self._is_short() else WATCH_S))
             # A master that is gone: others notice, and stop us. The rest may be better at the next look.
             with self._lock, suppress(RayError, psutil.Error, OSError):
                 if not self._stopping.is_set():
                     self._look(time.monotonic())
-
-    def _is_to_stop(self) -> bool:
-        """Whether no look follows; returns when it is time for one, or a worker has died."""
-        deaths = select.poll()
-        for process in self._processes:
-            process.end_wakes(deaths)
-        deaths.poll(1000 * (SOON_S if self._is_short() else WATCH_S))
-        return self._stopping.is_set()
 
     def _is_short(self) -> bool:
         """Whether a worker that should be training is not there yet."""
@@ -353,9 +348,7 @@ class WorkerHost:
     def _ask_for_place(self, process: WorkerProcess) -> Any:
         return self._master.assign.remote(self._name, process.former, process.request)
 
-    def _begin_at(
-        self, process: WorkerProcess, place: Assignment, now: float, actor: Any = None
-    ) -> None:
+    def _begin_at(self, process: WorkerProcess, place: Assignment, now: float, actor: Any) -> None:
         cores, machine = self._settings.cores, self._machine
         share = share_of(self._name, cores, machine, self._count, process.number)
         process.begin(self._settings, place, *self._folders, now, actor, self._master, share)
