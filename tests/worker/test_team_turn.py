@@ -35,6 +35,7 @@ from speedo.worker.team_turn import TeamMember
 from speedo.worker.turn import EngineWorker
 from tests.support.damaged_wire import DamagedWire, flipped
 from tests.support.quick import tried
+from tests.support.simulation.spoilt import spoil
 
 SIZE = 40
 
@@ -90,7 +91,8 @@ class Members:
         commands = self.commands(rounds, kind, steps, hosts)
         team = commands[0].team
         assert team is not None
-        return train_together(team, self.workers, commands, stops, bad)
+        spoil(bad, self.workers, commands)
+        return train_together(team, self.workers, commands, stops)
 
     def published(self, kind: Kind, ticket: int = 50) -> Vector:
         layout = self.workers[0].engine.layout

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 
 import numpy as np
 
-from speedo.engines.base import Done, Engine, nobody
 from speedo.errors import PayloadError, StoreError, TeamBrokenError
 from speedo.exchange.channel import refusal
 from speedo.exchange.collective import Array
-from speedo.exchange.factors import Factors
 from speedo.exchange.vector import Vector
 from speedo.messages import Refused, Team, Train, Trained
 from speedo.worker.membership import (
@@ -39,16 +36,15 @@ def train_together(
     workers: Mapping[int, EngineWorker],
     commands: Mapping[int, Train],
     stops_after: Mapping[int, int],
-    not_finite: Collection[int] = (),
     *,
     chance: random.Random | None = None,
     memories: Memories | None = None,
 ) -> dict[int, Answer]:
     """What each member answers. `stops_after` says after how many waits (0: before the first) one is no longer there.
 
-    The first payload of those in `not_finite` is not. A member without a command, or that stops, answers nothing; the
-    others then say that the team is broken. `chance` draws the order, and which hosts still hear of a sum of which a
-    member stops. `memories` are those of the last gathering, in which its members find what they have made.
+    A member without a command, or that stops, answers nothing; the others then say that the team is broken. `chance`
+    draws the order, and which hosts still hear of a sum of which a member stops. `memories` are those of the last
+    gathering, in which its members find what they have made.
     """
     present = [worker for worker in team.workers if worker in commands and worker in workers]
     for worker in present:
@@ -69,8 +65,6 @@ def train_together(
     own = memories[team.formed]
     turn = _Turn(team, chance or random.Random(0), stops_after)
     for worker in present:
-        if worker in not_finite:
-            _spoil(workers[worker].engine)
         memory = own[here_of(team, worker)]
         turn.running[worker] = team_rounds(workers[worker], commands[worker], memory)
     turn.lost = {worker: "" for worker in team.workers if worker not in turn.running}
@@ -86,30 +80,6 @@ def train_together(
             answers[worker] = refusal(commands[worker], error)
             turn.remove(worker, str(error))
     return answers
-
-
-def _spoil(engine: Engine) -> None:
-    """Nothing that its next call computes is finite."""
-    step, gradient = engine.step, engine.gradient
-
-    def mend() -> None:
-        engine.step, engine.gradient = step, gradient  # type: ignore[method-assign]
-
-    def spoilt_step(n: int, delta: Vector | None = None) -> float:
-        mend()
-        step(n, delta)
-        return math.nan
-
-    def spoilt_gradient(
-        n: int, out: Vector, done: Done = nobody, factors: Sequence[Factors] = ()
-    ) -> float:
-        mend()
-        gradient(n, out, factors=factors)
-        out.fill(math.nan)
-        done(0, out.size)
-        return math.nan
-
-    engine.step, engine.gradient = spoilt_step, spoilt_gradient  # type: ignore[method-assign]
 
 
 class _Reduction:

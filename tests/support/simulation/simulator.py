@@ -29,6 +29,7 @@ from speedo.study.simulation.simulated_team import Memories, train_together
 from speedo.worker.turn import EngineWorker
 from tests.support.simulation.simulated_servers import SimulatedHosts
 from tests.support.simulation.simulated_shares import SimulatedShares
+from tests.support.simulation.spoilt import spoil
 from tests.support.simulation.world import World
 
 
@@ -175,8 +176,9 @@ class SimulatedCluster(simulator.SimulatedCluster):
         if not workers:
             return
         if self.can_meet and (self.hosts_can_meet or not team.spread):
+            spoil(poisoned, workers, commands)
             answers = train_together(
-                *(team, workers, commands, fate, poisoned),
+                *(team, workers, commands, fate),
                 chance=self._gathering,
                 memories=self._memories,
             )
