@@ -71,8 +71,8 @@ def split(database: Path, folder: Path, parts: int, **options: Any) -> None:
     _check(database, folder)
     with bar() as progress:
         made = split_database(database, folder, parts, progress=progress, **options)
-    for name, count in made.counts.items():
-        say(f"{made.folder / name}: {count:,} records")
+    for name, count in made.items():
+        say(f"{folder / name}: {count:,} records")
 
 
 @data.command()

@@ -25,7 +25,7 @@ from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.images import check_database
 from speedo.data.manifest import Database
 from speedo.data.picture import Form, decode
-from speedo.data.wire import Box, Datum, annotated_to_bytes
+from speedo.data.wire import Box, annotated_to_bytes, datum
 from speedo.errors import DataError
 
 BOXES: Final = "boxes"
@@ -118,8 +118,8 @@ class _Conversion:
                 for each in one.objects
                 if (made := self._box(each, height, width, one)) is not None
             ]
-            datum = Datum(*picture.shape, picture.file, 0, encoded=True)
-            yield record_key(index, one.file.name), annotated_to_bytes(datum, boxes)
+            image = datum(picture.shape, picture.file, 0, encoded=True)
+            yield record_key(index, one.file.name), annotated_to_bytes(image, boxes)
 
     def _size(self, one: Annotated, image: tuple[int, int]) -> tuple[int, int]:
         """The extents of which the boxes are parts: as SSD's tool, those that the annotation has, if it has any."""

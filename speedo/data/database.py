@@ -15,7 +15,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from speedo.data.wire import Datum
+from speedo.data.wire import datum
 
 DATA_FILE: Final = "data.mdb"
 FIRST_MAP_BYTES: Final = 64 << 20
@@ -54,7 +54,7 @@ def record_key(index: int, name: str = "") -> bytes:
 def raw_record(key: bytes, image: npt.NDArray[np.uint8], label: int) -> Record:
     """An image of shape (channels, height, width) as a record of raw bytes."""
     channels, height, width = image.shape
-    return key, Datum(channels, height, width, image.tobytes(), label).to_bytes()
+    return key, datum((channels, height, width), image.tobytes(), label).SerializeToString()
 
 
 def write_database(

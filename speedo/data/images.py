@@ -32,7 +32,7 @@ from speedo.data.folder import Built, DatasetRequest, prepare_folder
 from speedo.data.manifest import Database
 from speedo.data.mean import MeanImage, write_mean
 from speedo.data.picture import Form, StoredImage, decode
-from speedo.data.wire import Datum
+from speedo.data.wire import datum
 from speedo.errors import DataError
 from speedo.system.bounds import said, whole_number
 
@@ -212,8 +212,8 @@ class _Conversion:
         if self._need_one_shape:
             self.mean.add(picture.pixels)
         data = picture.file if self._form.encoded else picture.pixels.tobytes()
-        datum = Datum(*picture.shape, data, line.label, encoded=self._form.encoded)
-        return record_key(index, line.name), datum.to_bytes()
+        made = datum(picture.shape, data, line.label, encoded=self._form.encoded)
+        return record_key(index, line.name), made.SerializeToString()
 
 
 def _read_lines(content: bytes, faults: _Faults) -> list[ImageLine]:

@@ -7,7 +7,7 @@ records. With `shuffle` the records are permuted before that, with new keys; oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -24,14 +24,6 @@ SPLIT: Final = "split"
 Order = Literal["interleaved", "blocks"]
 
 
-@dataclass(frozen=True, slots=True)
-class SplitRecords:
-    """The parts of a database: `counts` gives the records of each folder."""
-
-    folder: Path
-    counts: dict[str, int]
-
-
 def split(
     database: Path,
     folder: Path,
@@ -43,11 +35,12 @@ def split(
     name: str | None = None,
     force: bool = False,
     progress: Progress = silent,
-) -> SplitRecords:
+) -> dict[str, int]:
     """Write `folder/part-K/NAME` for each K below `parts`; every record of `database` is in exactly one of them.
 
-    `name` is the path of the database in each part, by default its own name. Raises `DataError`: there are fewer
-    records than parts, `folder` is there and not to be replaced, or cannot be written.
+    Returns the records of each `part-K/NAME`. `name` is the path of the database in each part, by default its own name.
+    Raises `DataError`: there are fewer records than parts, `folder` is there and not to be replaced, or cannot be
+    written.
     """
     inside = _inside(name if name is not None else database.absolute().name)
     options: dict[str, Any] = {
@@ -87,8 +80,7 @@ def split(
         write_manifest(staging, Manifest(SPLIT, made))
         return {name: one.records for name, one in made.items()}
 
-    counts = replace_folder(folder, SPLIT, build, force=force)
-    return SplitRecords(folder, counts)
+    return replace_folder(folder, SPLIT, build, force=force)
 
 
 def part_name(part: int) -> str:

@@ -13,33 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from caffenets.caffe_schema import caffe_pb2
+from speedo.data.base import Shape
 
 # How the bytes of one begin, with the field `datum`; a Datum begins otherwise.
 _ANNOTATED: Final = b"\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Datum:
-    """One labelled image: raw bytes in channel, height, width order, or a whole image file if
-    `encoded`."""
+def datum(shape: Shape, data: bytes, label: int, *, encoded: bool = False) -> caffe_pb2.Datum:
+    """One labelled image: raw bytes in channel, height, width order, or a whole image file if `encoded`.
 
-    channels: int
-    height: int
-    width: int
-    data: bytes
-    label: int
-    encoded: bool = False
-
-    def to_bytes(self) -> bytes:
-        """The message; an encoded image carries no sizes, Caffe takes them from the file itself."""
-        if self.label < 0:
-            raise ValueError(f"{self.label} is negative: labels start at 0")
-        message = caffe_pb2.Datum(data=self.data, label=self.label)
-        if self.encoded:
-            message.encoded = True
-        else:
-            message.channels, message.height, message.width = self.channels, self.height, self.width
-        return bytes(message.SerializeToString())
+    An encoded image carries no sizes, Caffe takes them from the file itself.
+    """
+    if label < 0:
+        raise ValueError(f"{label} is negative: labels start at 0")
+    if encoded:
+        return caffe_pb2.Datum(data=data, label=label, encoded=True)
+    channels, height, width = shape
+    return caffe_pb2.Datum(channels=channels, height=height, width=width, data=data, label=label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +44,9 @@ class Box:
     difficult: bool = False
 
 
-def annotated_to_bytes(datum: Datum, boxes: Sequence[Box]) -> bytes:
+def annotated_to_bytes(image: caffe_pb2.Datum, boxes: Sequence[Box]) -> bytes:
     """The image with its boxes, those of a class together and numbered, as SSD's tools write it."""
-    message = caffe_pb2.AnnotatedDatum(type=0)
-    message.datum.ParseFromString(datum.to_bytes())
+    message = caffe_pb2.AnnotatedDatum(type=0, datum=image)
     for label in dict.fromkeys(box.label for box in boxes):
         group = message.annotation_group.add(group_label=label)
         for number, box in enumerate(box for box in boxes if box.label == label):

@@ -82,12 +82,12 @@ def _write_late(path: Path) -> None:
 def _write_short(path: Path) -> None:
     """More records than are read before a run begins, and then one without data."""
     from speedo.data.database import write_database
-    from speedo.data.wire import Datum
+    from speedo.data.wire import datum
 
-    good = [Datum(1, 2, 2, bytes(4), label).to_bytes() for label in range(4)]
+    good = [datum((1, 2, 2), bytes(4), label).SerializeToString() for label in range(4)]
     number = 1_500_000
     values = ((b"%08d" % index, good[index % 4]) for index in range(number))
-    last = (b"%08d" % number, Datum(1, 2, 2, b"", 0).to_bytes())
+    last = (b"%08d" % number, datum((1, 2, 2), b"", 0).SerializeToString())
     write_database(path, itertools.chain(values, [last]))
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from caffenets.caffe_schema import caffe_pb2
-from speedo.data.wire import Datum
 
 Bytes = npt.NDArray[np.uint8]
 IDX_NAMES = (
@@ -76,24 +75,17 @@ def mean_in(file: Path) -> npt.NDArray[np.float32]:
     return np.array(blob.data, np.float32).reshape(blob.channels, blob.height, blob.width)
 
 
-def datum_of(message: bytes) -> Datum:
-    """The datum that these bytes hold."""
-    found = caffe_pb2.Datum.FromString(message)
-    shape = (found.channels, found.height, found.width)
-    return Datum(*shape, found.data, found.label, found.encoded)
-
-
-def read_database(folder: Path) -> Iterator[tuple[bytes, Datum]]:
+def read_database(folder: Path) -> Iterator[tuple[bytes, caffe_pb2.Datum]]:
     """Every key and datum of an LMDB in reading order."""
     with (
         lmdb.Environment(str(folder), readonly=True, create=False, lock=False) as environment,
         environment.begin() as transaction,
     ):
         for key, value in transaction.cursor():
-            yield bytes(key), datum_of(bytes(value))
+            yield bytes(key), caffe_pb2.Datum.FromString(bytes(value))
 
 
-def datum_image(datum: Datum) -> Bytes:
+def datum_image(datum: caffe_pb2.Datum) -> Bytes:
     """The pixels of a raw datum, uint8 of shape (channels, height, width)."""
     shape = (datum.channels, datum.height, datum.width)
     return np.frombuffer(datum.data, dtype=np.uint8).reshape(shape)

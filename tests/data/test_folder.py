@@ -22,7 +22,7 @@ from speedo.data import mnist
 from speedo.data.database import record_key, write_database
 from speedo.data.lock import locked
 from speedo.data.mnist import prepare_fashion_mnist, prepare_mnist
-from speedo.data.wire import Datum
+from speedo.data.wire import datum
 from speedo.errors import DataError
 from tests.data.makers import idx_folder, read_database
 
@@ -230,7 +230,10 @@ def test_the_map_grows_until_everything_fits(tmp_path: Path) -> None:
     values = [np.random.default_rng(i).bytes(5000) for i in range(200)]
     written = write_database(
         tmp_path / "grown",
-        ((record_key(i), Datum(1, 50, 100, value, i).to_bytes()) for i, value in enumerate(values)),
+        (
+            (record_key(i), datum((1, 50, 100), value, i).SerializeToString())
+            for i, value in enumerate(values)
+        ),
         map_bytes=1 << 16,
     )
     assert written.records == 200

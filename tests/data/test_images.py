@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from caffenets.caffe_schema import caffe_pb2
 from speedo.data.images import prepare_images
-from speedo.data.wire import Datum
 from speedo.errors import DataError
 from tests.data.makers import datum_image, mean_in, read_database
 from tests.support.data_layers import by_caffe, data_layer
@@ -36,7 +36,7 @@ def pictures(tmp_path: Path) -> list[Pixels]:
     return made
 
 
-def records(folder: Path, database: str = "train_lmdb") -> list[tuple[bytes, Datum]]:
+def records(folder: Path, database: str = "train_lmdb") -> list[tuple[bytes, caffe_pb2.Datum]]:
     return list(read_database(folder / database))
 
 

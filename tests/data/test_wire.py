@@ -7,31 +7,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from speedo.data.wire import Datum, mean_to_bytes
-from tests.data.makers import datum_of
+from speedo.data.wire import datum, mean_to_bytes
 
 
 def test_a_datum_has_the_bytes_that_protobuf_prescribes() -> None:
-    assert Datum(1, 2, 300, b"\x00\xff", 7).to_bytes().hex(" ") == (
+    assert datum((1, 2, 300), b"\x00\xff", 7).SerializeToString().hex(" ") == (
         "08 01 10 02 18 ac 02 22 02 00 ff 28 07"
     )
 
 
 def test_an_encoded_datum_carries_its_flag_and_no_sizes() -> None:
     assert (
-        Datum(3, 8, 8, b"png", 300, encoded=True).to_bytes() == b"\x22\x03png\x28\xac\x02\x38\x01"
+        datum((3, 8, 8), b"png", 300, encoded=True).SerializeToString()
+        == b"\x22\x03png\x28\xac\x02\x38\x01"
     )
 
 
 @pytest.mark.parametrize("label", [0, 127, 128, 2**31 - 1])
 def test_a_datum_reads_back_as_it_was(label: int) -> None:
-    datum = Datum(3, 2, 2, bytes(range(12)), label)
-    assert datum_of(datum.to_bytes()) == datum
+    made = datum((3, 2, 2), bytes(range(12)), label)
+    assert type(made).FromString(made.SerializeToString()) == made
 
 
 def test_a_datum_refuses_a_negative_label() -> None:
     with pytest.raises(ValueError, match="-1 is negative"):
-        Datum(1, 1, 1, b"\x00", -1).to_bytes()
+        datum((1, 1, 1), b"\x00", -1).SerializeToString()
 
 
 def test_a_mean_has_the_bytes_that_protobuf_prescribes() -> None:
@@ -43,11 +43,13 @@ def test_a_mean_has_the_bytes_that_protobuf_prescribes() -> None:
 @pytest.mark.caffe
 def test_caffe_parses_the_same_fields(caffe_pb2: Any) -> None:
     data = bytes(range(256)) * 3
-    datum = caffe_pb2.Datum.FromString(Datum(3, 16, 16, data, 300).to_bytes())
-    assert (datum.channels, datum.height, datum.width, datum.label) == (3, 16, 16, 300)
-    assert datum.data == data
-    assert not datum.encoded
-    assert caffe_pb2.Datum.FromString(Datum(3, 4, 4, b"x", 1, encoded=True).to_bytes()).encoded
+    read = caffe_pb2.Datum.FromString(datum((3, 16, 16), data, 300).SerializeToString())
+    assert (read.channels, read.height, read.width, read.label) == (3, 16, 16, 300)
+    assert read.data == data
+    assert not read.encoded
+    assert caffe_pb2.Datum.FromString(
+        datum((3, 4, 4), b"x", 1, encoded=True).SerializeToString()
+    ).encoded
     mean = np.linspace(0, 255, 24, dtype=np.float32).reshape(2, 3, 4)
     blob = caffe_pb2.BlobProto.FromString(mean_to_bytes(mean))
     assert (blob.num, blob.channels, blob.height, blob.width) == (1, 2, 3, 4)
