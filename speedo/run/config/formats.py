@@ -98,6 +98,9 @@ def load_text(text: str | bytes) -> Any:
 class _Refused(yaml.MarkedYAMLError):
     """A feature of YAML that is not accepted."""
 
+    def __init__(self, problem: str, at: Any) -> None:
+        super().__init__(problem=problem, problem_mark=at.start_mark)
+
 
 class PlainLoader(yaml.SafeLoader):
     """Accepts the YAML that options need: a few levels, no aliases, no duplicate keys.
@@ -110,9 +113,9 @@ class PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise _refused("*name refers to another value here: write the value itself", event)
+            raise _Refused("*name refers to another value here: write the value itself", event)
         if self._depth >= MOST_LEVELS:
-            raise _refused(f"it has more than {MOST_LEVELS} levels", event)
+            raise _Refused(f"it has more than {MOST_LEVELS} levels", event)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -123,10 +126,6 @@ class PlainLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in keys:
-                    raise _refused(f"{said(key.value)} appears twice: keep one", key)
+                    raise _Refused(f"{said(key.value)} appears twice: keep one", key)
                 keys.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _refused(problem: str, at: Any) -> _Refused:
-    return _Refused(problem=problem, problem_mark=at.start_mark)

@@ -283,7 +283,8 @@ def from_rank_file(text: str) -> Topology:
         comment = _COMMENT.fullmatch(line.strip())
         if comment is not None:
             sizes = tuple(int(part[:5]) for part in comment[2].split("+") if part)
-            told[comment[1]] = (sizes, int(comment[3]), _bind(comment[4]))
+            bind = next(one for one in get_args(Bind) if one == comment[4])
+            told[comment[1]] = (sizes, int(comment[3]), bind)
         content = line.partition("#")[0].partition("//")[0].strip()
         if not content:
             continue
@@ -327,10 +328,6 @@ def _cores_in(host: str, text: Any) -> tuple[Core, ...]:
         raise ConfigError(
             f"host {host}: the cores {said(text)} are not SOCKET:CORES, as in 0:0-3 or 0:0-3,1:0-3"
         ) from None
-
-
-def _bind(text: str) -> Bind:
-    return next(one for one in get_args(Bind) if one == text)
 
 
 def _plus(sizes: Iterable[int]) -> str:
