@@ -25,6 +25,7 @@ from typing import IO, Any, Final
 
 from speedo.errors import SpeedoError
 from speedo.launch.protocol import SILENCE_S, event, own_speedo
+from speedo.system import dies_with_parent
 from speedo.system.private_folders import make_private_folder
 from speedo.version import VERSION
 
@@ -144,13 +145,11 @@ class _Command:
             at = words.index("--") if "--" in words else len(words)
             words[at:at] = [values["log_option"], str(self._folder / LOGS)]
             self._collect.append(self._folder / LOGS)
-        # The kernel's own way to end it if this process is killed; it is part of util-linux.
-        with_us = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         with tempfile.TemporaryFile() as source:
             source.write(values.get("input", "").encode())
             source.seek(0)
             self._process = subprocess.Popen(
-                [*with_us, *own_speedo(*words)],
+                dies_with_parent.command(own_speedo(*words), signal.SIGTERM),
                 cwd=directory,
                 env={**os.environ, **values.get("env", {})},
                 stdin=source,

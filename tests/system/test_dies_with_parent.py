@@ -39,6 +39,6 @@ def test_a_program_ends_with_the_process_that_started_it(end: signal.Signals) ->
 
 
 def test_whose_parent_is_gone_already_does_not_start() -> None:
-    words = [sys.executable, "-m", "speedo.system.dies_with_parent", "1", "echo", "started"]
+    words = [sys.executable, "-m", "speedo.system.dies_with_parent", "1", "9", "echo", "started"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     assert done.stdout == ""

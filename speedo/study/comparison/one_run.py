@@ -23,6 +23,7 @@ from speedo.run_dir.checkpoint_file import checkpoints_in
 from speedo.run_dir.directory import CHECKPOINTS, CONFIG, METRICS, RESULT
 from speedo.run_dir.read_back import count_of, object_in, read_result
 from speedo.study.comparison.wish import Planned
+from speedo.system import dies_with_parent
 from speedo.watch.report.figures import SEQUENTIAL
 
 FAREWELL_S: Final = 120.0  # for a run that is asked to end: its checkpoint, a last test, its model
@@ -121,11 +122,9 @@ def make(place: RunFiles, run: Planned, command: list[str], look: Look) -> str:
     return f"status {status}: {place.last_words()}"
 
 
-def beginning() -> list[str]:
-    """The first words of a command that ends with this process; the name of a module follows."""
-    # The kernel's own way to end it if this process is killed; it is part of util-linux.
-    words = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-    return [*words, sys.executable, "-P", "-m"]
+def ends_with_us(module: str, *words: str) -> list[str]:
+    """What starts this module as a program that ends with this process."""
+    return dies_with_parent.command([sys.executable, "-P", "-m", module, *words], signal.SIGTERM)
 
 
 def remove_former(place: RunFiles) -> None:
@@ -141,7 +140,7 @@ def remove_former(place: RunFiles) -> None:
 
 def command_of(place: RunFiles, run: Planned) -> list[str]:
     """Of a run with the options of `run`; a broken one continues from its last checkpoint. Raises `ConfigError`."""
-    train = [*beginning(), "speedo", "train"]
+    train = ends_with_us("speedo", "train")
     if place.has_checkpoint(run):
         return [*train, "--resume", str(place.run_dir), "--max-iter", str(run.max_iter)]
     remove_former(place)
@@ -155,8 +154,8 @@ def command_of(place: RunFiles, run: Planned) -> list[str]:
             f"{error.filename} cannot be written: {error.strerror}; make room there"
         ) from None
     if run.mode == SEQUENTIAL:
-        module = "speedo.study.comparison.sequential"
-        return [*beginning(), module, str(place.config), str(place.run_dir)]
+        sequential = "speedo.study.comparison.sequential"
+        return ends_with_us(sequential, str(place.config), str(place.run_dir))
     return [*train, "--config", str(place.config), "--run-dir", str(place.run_dir)]
 
 

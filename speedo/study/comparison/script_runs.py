@@ -14,7 +14,7 @@ from speedo.run.config.option_table import words_of
 from speedo.run.config.run_config import make_config
 from speedo.run_dir.events import ResultMerged, read_events
 from speedo.study.comparison.compare import Comparison
-from speedo.study.comparison.one_run import RunFiles, beginning, remove_former
+from speedo.study.comparison.one_run import RunFiles, ends_with_us, remove_former
 from speedo.study.comparison.outcome import histories, write_outcome
 from speedo.study.comparison.throughput import Forecasts
 from speedo.study.comparison.wish import Planned, ScriptWish, check_runs, planned, variants
@@ -33,7 +33,7 @@ class ScriptComparison(Comparison):
 
     def command(self, place: RunFiles, run: Planned) -> list[str]:
         remove_former(place)
-        words = [*beginning(), "speedo", "run", "--run-dir", str(place.run_dir)]
+        words = ends_with_us("speedo", "run", "--run-dir", str(place.run_dir))
         return [*words, *words_of(run.options), *self.wish.script]
 
     def outcome(self, forecasts: Forecasts) -> Figures | None:
