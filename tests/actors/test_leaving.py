@@ -123,7 +123,7 @@ def test_a_host_that_has_a_notice_trains_on_until_another_one_is_there(
     hosts[0].send_signal(signal.SIGTERM)  # a second one is not to be waited for
     errors = ends_in_time(hosts[0], time.monotonic())
     assert hosts[0].returncode == 143, errors
-    assert "SIGTERM: leaving in 600 s; until then the workers train on" in errors
+    assert "SIGTERM: leaving in 600 s; the workers train on" in errors
     hosts[1].send_signal(signal.SIGTERM)
     errors = ends_in_time(hosts[1], time.monotonic())
     assert hosts[1].returncode == 143, errors

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from speedo.actors.join import worker_command
-from speedo.actors.join.host_link import CommandLink, Offer
+from speedo.actors.join.host_link import CommandLink, Leave, Offer
 
 @contextmanager
 def joined(*_):
@@ -32,7 +32,7 @@ def joined(*_):
 worker_command._joined = joined
 offer = Offer(sys.argv[1], 1, Path("logs"), Path())
 watch = SimpleNamespace(show=print, note=print)
-worker_command._stay(offer, "0" * 64, 60.0, time.monotonic(), 25.0, None, watch, [])
+worker_command._stay(offer, "0" * 64, 60.0, time.monotonic(), lambda why: Leave(why, 25.0), None, watch, [])
 """
 
 

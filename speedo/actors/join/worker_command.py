@@ -191,10 +191,8 @@ def _stay(
             stack.enter_context(noticed(leave_on, notices.append, watch.note))
 
         def wish() -> Leave | None:
-            if len(stopped) > 1:
-                return Leave(stopped[0])
-            if stopped or notices:
-                return told_by((stopped or notices)[0])
+            if why := stopped or notices:
+                return told_by(why[0]) if len(stopped) < 2 else Leave(why[0])
             return Leave(TOLD, told[0]) if told else None
 
         here = replace(offer, block=block)
@@ -259,9 +257,7 @@ def _follow(
         if (leave := wish()) is not None:
             after_s = leave.after_s if trains else 0.0
             if after_s and leaves == math.inf:
-                watch.note(
-                    f"{leave.why}: leaving in {after_s:g} s; until then the workers train on"
-                )
+                watch.note(f"{leave.why}: leaving in {after_s:g} s; the workers train on")
             leaves = min(leaves, now + after_s)
         if leave is not None and now >= leaves:
             if not link.is_kept:
@@ -286,8 +282,7 @@ def _follow(
             watch.show(told)
             trains = True
             if told.standby:
-                # Former standbys have left, or have had the run: there may be another one's master now.
-                addresses[:] = dict.fromkeys((addresses[0], offer.address, told.standby))
+                addresses[:] = _where_masters_may_be(addresses[0], offer.address, told.standby)
         elif isinstance(told, Over | HostFailed):
             return told
         elif isinstance(told, Stopped):
@@ -312,6 +307,11 @@ def _follow(
                 "which may still be starting"
             )
     return Stopped()
+
+
+def _where_masters_may_be(first: str, present: str, standby: str) -> list[str]:
+    """Former standbys have left, or have had the run: what listens there now may be of another one."""
+    return list(dict.fromkeys((first, present, standby)))
 
 
 def _patient_token(file: Path | None, timeout_s: float, note: Callable[[str], None]) -> str:
