@@ -230,7 +230,11 @@ def figures(pauses: Sequence[float]) -> tuple[str, ...]:
 
 def simulated(mode: str, workers: int, hosts: int, seen: Seen, calm: float) -> float:
     """The goodput that the simulator has with these faults."""
-    faults = [(one.kind, one.at, one.back_s or one.pause or 0.0) for one in seen.kills]
+    lasted = [  # one that has a notice is there for a while
+        one.missing_s * hosts / workers if one.kind == NOTICE else one.back_s or one.pause or 0.0
+        for one in seen.kills
+    ]
+    faults = [(one.kind, one.at, took) for one, took in zip(seen.kills, lasted, strict=True)]
     return simulated_goodput(mode, workers, hosts, calm, seen.seconds, faults)
 
 
