@@ -14,7 +14,7 @@ from speedo.watch.export import EXPORTS
 
 OPTIONS: Final = (
     *("mode", "rule", "workers", "local_steps", "sync_when", "moving_rate", "delta_scale"),
-    *("staleness_scaling", "phases"),
+    *("staleness_scaling", "phases", "batch_division"),
     *dict.fromkeys(name for mode in PLAIN.values() for name in mode.own),
     *dict.fromkeys(name for rule in RULES for name in rules_own(rule)),
     *("compress", "compress_center", "run_dir", "redis", "same_node", "threads", "bind"),

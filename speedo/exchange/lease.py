@@ -81,7 +81,8 @@ class DealRequest:
     """A team's leader asks for the records of its next `rounds`, in each at most `request.count` for each member.
 
     `number` is `Team.formed`, and which deal of that team this is. `members` are worker and incarnation. With
-    `drop_last` what is left at the end of an epoch for less than a whole batch is not trained.
+    `drop_last` what is left at the end of an epoch for less than a whole batch is not trained. If the script `divides`,
+    its batches may have other sizes, as long as those of a round add up to the same.
     """
 
     number: tuple[int, int]
@@ -89,6 +90,7 @@ class DealRequest:
     members: tuple[tuple[int, int], ...]
     rounds: int
     drop_last: bool = False
+    divides: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,9 @@ class CheckpointWriter:
         found = self._gathering.get(version)
         if found is not None:
             return found, []
-        members = {(slot, one.incarnation) for slot, one in coordinator.members.items()}
+        members = {
+            (who, one.incarnation) for who, one in coordinator.members.items() if not one.rests
+        }
         members |= self._done
         found = self._gathering[version] = _Gathering(version, members, now + GATHER_S)
         return found, [SaveState(slot, own, version) for slot, own in sorted(members)]

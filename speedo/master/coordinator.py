@@ -36,12 +36,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from speedo.master.members import Member, Merged, Turn
 from speedo.master.plan import crossed
 from speedo.master.reasons import ALL_DONE, AT_MAX_ITER, RUN_OVER, team_given_up, waits_for_workers
 from speedo.master.returning import ReturningBook
 from speedo.master.stopping import Stopping
 from speedo.master.teams import Stretch, TeamUnit
-from speedo.master.turn_book import Held, Member, Merged, Receive, Turn, drop_of
+from speedo.master.turn_book import Held, Receive, drop_of
 from speedo.messages import (
     Action,
     Decision,
@@ -132,16 +133,17 @@ class Coordinator(ReturningBook):
                 self._finish(actions, complete=True, reason=f"{AT_MAX_ITER} {self.plan.max_iter}")
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:
-        if event.worker in self.members:
-            former = self.members[event.worker].incarnation
-            self._on_left(Left(event.worker, former, "a newer one took its place"), actions)
+        if (was := self.members.get(event.worker)) is not None:
+            self._on_left(
+                Left(event.worker, was.incarnation, "a newer one took its place"), actions
+            )
         self._left.pop(event.worker, None)
         self._aside.pop(event.worker, None)
         unit = self._unit_for(event.worker, event.meets, event.depth)
-        self.members[event.worker] = Member(
-            event.incarnation, event.samples_per_step, event.depth, unit, event.meets, event.near
-        )
-        self._samples_per_step += event.samples_per_step
+        size = self._shares.get(event.worker, event.samples_per_step)
+        member = Member(event.incarnation, size, event.depth, unit, event.meets, event.near)
+        self.members[event.worker] = member
+        self._samples_per_step += size
         self._parked.add(event.worker)
         self._is_back(event)
 

@@ -55,6 +55,7 @@ class LeaseBook:
     _all_known: bool = False  # whether these are all that the scripts want
     _held: dict[int, _Holder] = field(default_factory=dict)  # by worker
     _turns: dict[int, tuple[Lease, ...]] = field(default_factory=dict)  # by ticket
+    shares: Mapping[int, int] = field(default_factory=dict)  # of rounds divided by speed
 
     # ------------------------------------------------------------ workers
 
@@ -130,7 +131,9 @@ class LeaseBook:
         while len(rounds) < deal.rounds:
             dealt: list[Lease | None] = []
             for member in deal.members:
-                found = self.lease(*member, request)
+                own = self.shares.get(member[0], deal.request.count)
+                count = own if deal.divides else deal.request.count
+                found = self.lease(*member, replace(request, count=count))
                 request = replace(request, skipped=())
                 if not isinstance(found, Lease):
                     if not any(dealt):

@@ -11,7 +11,18 @@ from typing import Any
 from speedo.errors import ConfigError
 from speedo.exchange.lease import Claim, DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
-from speedo.messages import Action, Drop, Event, Finish, Left, Merge, Pause, SetAside, Trained
+from speedo.messages import (
+    Action,
+    Divided,
+    Drop,
+    Event,
+    Finish,
+    Left,
+    Merge,
+    Pause,
+    SetAside,
+    Trained,
+)
 
 
 class Leases:
@@ -26,6 +37,7 @@ class Leases:
         self._again = Counter[int]()  # results that came once more, by ticket
         self._merging = set[int]()  # tickets
         self._finished = False
+        self.may_divide = False  # whether the scripts take batches of any size
         self._first: tuple[int, Mapping[str, str]] | None = None  # worker and its data
 
     def all_trained(self) -> bool:
@@ -64,7 +76,13 @@ class Leases:
                 if member in self._gone:
                     return Dealt((), NoLease.WAIT)  # the team will break
                 self._book.joined(*member)
+            self.may_divide = deal.divides
             return self._book.deal(deal)
+
+    def divide(self, divided: Divided) -> None:
+        """From the next deal on the workers of a team have these records of each round."""
+        with self._lock:
+            self._book.shares = dict(zip(divided.workers, divided.records, strict=True))
 
     def claim(self, worker: int, incarnation: int, claim: Claim) -> Claim:
         """What this worker cannot have of its leases of a former master. Raises as `lease`."""

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from speedo.master.turn_book import Member, TurnBook
+from speedo.master.members import Member
+from speedo.master.turn_book import TurnBook
 from speedo.messages import Leaving, Left
 
 FOR_HISTORIES: Final = 0.25  # of a notice, to get the workers' solver histories

@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from speedo.master.members import Turn
 from speedo.master.reasons import waits_for_workers
 from speedo.master.teams import Stretch
-from speedo.master.turn_book import Turn, TurnBook
+from speedo.master.turn_book import TurnBook
 from speedo.messages import Action, Decision, Event, Joined, Refused, Trained, Waiting
 
 

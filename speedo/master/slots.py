@@ -241,7 +241,9 @@ class Roster:
     def divide(self, divided: Divided) -> None:
         """Give the workers other shares of the batch; they keep their incarnations, and ask for their places."""
         with self._lock:
-            own = Sharding(divided.workers, divided.records, self.share)
+            # Who trains nothing for now keeps an engine of the smallest batch.
+            sizes = tuple(max(1, one) for one in divided.records)
+            own = Sharding(divided.workers, sizes, self.share)
             self.sharding, records = own, self._everywhere.records
             samples = divided.samples
             if self.share == "shard" and records:

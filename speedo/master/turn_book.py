@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from speedo.master.members import Member, Turn
 from speedo.master.plan import Plan, rounds_of
 from speedo.master.reasons import RUN_OVER
 from speedo.master.speed_division import SpeedDivision
@@ -33,97 +34,6 @@ from speedo.sgd_modes.hybrid import Hybrid
 from speedo.sgd_modes.rules import MergeRule, TakeCenter
 from speedo.sgd_modes.turn_length import AdaptiveLength, Length, TurnLength, as_turn_length
 from speedo.system.records import record
-
-
-@dataclass(slots=True)
-class Turn:
-    """A turn that its worker still owes the result of.
-
-    `samples` are those of its steps, of `per_step` each; of fewer if it `may_end_early`. `void` is why it counts for
-    nothing, empty if it counts.
-    """
-
-    ticket: int
-    samples: int
-    received_before: int
-    rule: MergeRule
-    stretch: Stretch | None = None
-    per_step: int = 1
-    may_end_early: bool = False
-    void: str = ""
-
-
-@record
-class Merged:
-    """The merge that a worker's latest result went into, of ticket `ticket`."""
-
-    version: int
-    rule: MergeRule
-    rate: float
-    ticket: int
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker that is in the run."""
-
-    incarnation: int
-    samples_per_step: int
-    depth: int = 1
-    unit: int = 0  # what the strategy knows it by: itself, or its team
-    meets: str = ""  # as in `Joined`
-    near: bool = False  # likewise
-    turns: list[Turn] = field(default_factory=list)  # the oldest first
-    latest: int = 0  # the ticket of the turn that was issued last
-    strikes: int = 0
-    pauses: bool = False
-    leaves: str = ""  # why it is to leave, and gets no other turn
-    merged: Merged | None = None
-
-    def catch_up(self, rule: MergeRule, version: int) -> tuple[float | None, int]:
-        """Elastic averaging: `Train.moving_rate` and `Train.own.merged` of the turn that was just added.
-
-        A worker continues from its own weights right after its own merge, or ahead of it.
-        """
-        if rule.payload is Kind.WEIGHTS:
-            if (merged := self.made(rule, version)) is not None:
-                return merged.rate, merged.ticket
-            if len(self.turns) > 1:
-                return 0.0, 0
-        return None, 0
-
-    def made(self, rule: MergeRule, version: int) -> Merged | None:
-        """The merge of its latest result, if that made this version by this rule."""
-        merged = self.merged
-        is_it = merged is not None and merged.rule is rule and merged.version == version
-        return merged if is_it else None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it may have one more turn; not while an earlier one is late, which a later one has overtaken."""
-        in_order = not self.turns or self.turns[-1].ticket == self.latest
-        return in_order and len(self.turns) < self.depth and not self.leaves
-
-    def turn(self, ticket: int) -> Turn | None:
-        """The turn of this ticket, while its result is owed."""
-        for turn in self.turns:
-            if turn.ticket == ticket:
-                return turn
-        return None
-
-    def end(self, turn: Turn) -> None:
-        """Its result has come. It is the worker's own, which makes no other turn of it staler."""
-        self.turns.remove(turn)
-        for other in self.turns:
-            other.received_before += 1
-        self.merged = None
-
-    def end_all(self) -> int:
-        """None of its results is waited for any more: the samples of all these turns."""
-        samples = sum(turn.samples for turn in self.turns)
-        self.turns.clear()
-        self.merged = None
-        return samples
 
 
 @record
@@ -158,6 +68,7 @@ class TurnBook:
     finished: bool = False
     division: SpeedDivision | None = None  # of the batch, where it follows the workers' speeds
     _divisions: int = 0  # how often it was divided anew
+    _shares: dict[int, int] = field(default_factory=dict)  # of scripts, that do not know them
     _teams: dict[int, TeamUnit] = field(default_factory=dict)  # by unit
     _held: dict[int, Held] = field(default_factory=dict)  # by unit: the results that are held
     _parked: set[int] = field(default_factory=set)  # members without a turn, that wait for one
@@ -265,8 +176,6 @@ class TurnBook:
         Nobody is credited with more samples than were issued; with fewer who may end a turn earlier.
         """
         member.end(turn)
-        if self.division is not None and not (turn.stretch and turn.stretch.void):
-            self.division.measured(event.worker, event.samples // turn.per_step, event.timings)
         whole_steps, rest = divmod(event.samples, turn.per_step)
         may_end_early = turn.may_end_early or event.broken
         ends_early = may_end_early and not rest and 0 < event.samples < turn.samples
@@ -275,6 +184,8 @@ class TurnBook:
             least = 0 if turn.stretch is not None else 1
             ends_early = least <= event.samples < turn.samples
             whole_steps += rest > 0
+        if self.division is not None and not (turn.stretch and turn.stretch.void):
+            self.division.measured(event.worker, whole_steps, event.timings)
         self._samples_in_flight -= turn.samples
         staleness = self.received - turn.received_before
         self.received += 1
@@ -305,6 +216,7 @@ class TurnBook:
         """
         units = []
         here = self.members
+        all_rest = all(one.rests for one in here.values())
         for worker in sorted(w for w in self._parked if not (here[w].pauses or here[w].leaves)):
             unit = self.members[worker].unit
             team = self._teams.get(unit)
@@ -314,6 +226,8 @@ class TurnBook:
                 member = self.members[worker]
                 unit = member.unit = self._unit_for(worker, member.meets, member.depth)
                 team = self._teams.get(unit)
+            if here[worker].rests and not all_rest:
+                continue
             self._parked.discard(worker)
             if team is None or not team.joined:
                 units.append(unit)
@@ -377,15 +291,26 @@ class TurnBook:
         ):
             return []
         new = self.division.due(
-            {who: (one.incarnation, one.samples_per_step) for who, one in self.members.items()}
+            {who: (one.incarnation, one.samples_per_step) for who, one in self.members.items()},
+            may_rest=not self.plan.own_counts
+            and len(self._teams) == len({one.unit for one in self.members.values()}) == 1,
         )
         if new is None:
             return []
-        for worker, records in new.records.items():
-            self.members[worker].samples_per_step = records * self.division.unit
         for team in self._teams.values():
             team.formed = 0  # the memory that its members share may have another size
+        for worker in new.records.keys() & self.members.keys():
+            member = self.members[worker]
+            rested, member.samples_per_step = member.rests, new.records[worker] * self.division.unit
+            if member.rests:
+                self._teams[member.unit].members.discard(worker)
+                self._parked.add(worker)
+            elif rested and member.unit in self._teams and not member.leaves:
+                self._teams[member.unit].members.add(worker)
+                self._parked.discard(worker)
         self._divisions += 1
+        if self.plan.own_counts:
+            self._shares = dict(new.records)
         shares = tuple(new.records), tuple(new.records.values())
         return [Divided(*shares, self.samples, new.reason, self.division.unit)]
 

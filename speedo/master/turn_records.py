@@ -156,8 +156,11 @@ class TurnRecords:
                     self._dropped(action)
                 case Divided():
                     for worker, size in zip(action.workers, action.records, strict=True):
-                        if worker in self._readers:
-                            self._readers[worker].per_step = size * action.unit
+                        if (own := self._readers.get(worker)) is not None:
+                            own.per_step = size * action.unit
+                            if not size:
+                                self.book.returned(worker, own.incarnation, own.ahead)
+                                own.ahead = ()
                 case Train() if (reader := self._readers.get(action.worker)) is not None:
                     return self._give(action, reader)
                 case SetAside():

@@ -17,6 +17,7 @@ from typing import Any
 from speedo.data.remote.fetch import now_ours
 from speedo.data.remote.uris import uri_of
 from speedo.errors import CheckpointError, hide_secrets
+from speedo.exchange.vector import Layout
 from speedo.master.center import Center, RunCenter
 from speedo.master.checkpoint_writer import CheckpointWriter
 from speedo.master.cluster import Cluster
@@ -57,6 +58,7 @@ PARTS_OF_RUN = 20  # the stretch under way is lost when the time of a run is ove
 TESTS_WAIT = 5  # times the timeout, for nets and data that a tester opens before its first batch
 BACK_S = 5.0  # after the first worker of a former master, for the others
 NEW_S = 30.0  # the same of new workers, which are still to start
+SCRIPTS_GAIN = 0.2  # as by one of several workers that has two thirds of the others' speed
 TICKETS_OF_AN_EPOCH = 1_000_000_000  # a resumed run gives out no ticket that the log has already
 
 
@@ -84,7 +86,7 @@ def build_training(
     version = resume.counters.version if resume else 0
     kept = State.unpack(resume.rule_state, model.layout.size) if resume else State()
     update = model.update if servers is None else by_servers
-    coordinator = _coordinator(config, settings, resume, update, taken_over)
+    coordinator = _coordinator(config, settings, resume, update, taken_over, model.layout, leases)
     payload, stops = coordinator.strategy.rule.payload, config.stop_on_divergence
     watch = DivergenceWatch(config.mode, config.workers, payload, config.own, stops)
     center: RunCenter
@@ -222,7 +224,7 @@ def build_training(
         taken_over=taken_over is not None and taken_over.newest,
         tests_first=taken_over is not None and taken_over.tests and tests is None,
         with_records=records.with_records,
-        divide=parts.roster.divide,
+        divide=parts.roster.divide if leases is None else leases.divide,
     )
     values = config_for_people(config, spec.path, settings.seed)
     if isinstance(spec, ScriptJob):
@@ -304,6 +306,8 @@ def _coordinator(
     resume: Checkpoint | None,
     update: Update | None,
     taken_over: Takeover | None,
+    layout: Layout,
+    leases: Leases | None,
 ) -> Coordinator:
     spec = settings.spec
     awaited: Iterable[int] | None = None
@@ -351,9 +355,24 @@ def _coordinator(
         stopping=_stopping(config, progress),
         awaited=set(awaited or ()),
         started=awaited is not None,
-        division=SpeedDivision(spec.batch_size, spec.iter_size)
-        if config.divides_by_speed and not isinstance(spec, ScriptJob)
-        else None,
+        division=_division(config, settings, layout, leases) if config.divides_by_speed else None,
+    )
+
+
+def _division(
+    config: RunConfig, settings: RunSettings, layout: Layout, leases: Leases | None
+) -> SpeedDivision:
+    """A script's batch has enough records for its statistics, and at most so many that its memory may hold them."""
+    batch = settings.spec.batch_size
+    if leases is None:
+        return SpeedDivision(batch, settings.spec.iter_size, workers=config.workers)
+    normalizes = any(blob.statistic for blob in layout.blobs)
+    return SpeedDivision(
+        batch * config.workers,
+        least=min(batch, max(2, batch // 8)) if normalizes else 1,
+        most=2 * batch,
+        gain=SCRIPTS_GAIN,
+        may=lambda: leases.may_divide,
     )
 
 

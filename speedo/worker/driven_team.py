@@ -247,8 +247,11 @@ class DrivenTeam:
             *(what, samples, is_bad, epoch, wants_deal, ends, optimizers.made, optimizer),
             *(self.several, optimizers.rates_key(), self.is_own, sum_of_own),
         )
+        came = self._worker.clock()
         self._membership.meet("all have said what they come for")
-        if team.spread:
+        if not team.spread:
+            self._worker.for_slower += self._worker.clock() - came
+        else:
             self._membership.gather(space.rows[parity])
             self._membership.meet("all hosts have said what they come for")
         comes = said[:, COMES]

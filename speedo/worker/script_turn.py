@@ -27,6 +27,7 @@ class ScriptWorker(TurnStages):
     iteration: int = field(default=0, init=False)  # of the next step
     steps: int = field(default=0, init=False)  # of the present turn, as the next three are
     with_team: float = field(default=0.0, init=False)  # seconds
+    for_slower: float = field(default=0.0, init=False)  # of these, waiting for slower members
     _of_turn: int = field(default=0, init=False)
     _losses: list[float] = field(default_factory=list, init=False)
     _from: Vector | None = field(default=None, init=False)
@@ -46,7 +47,8 @@ class ScriptWorker(TurnStages):
     def begin(self, command: Train, load: Callable[[Train], None] | None = None) -> None:
         """Get the center of this turn, and continue from it; `load` does that for a member of a team."""
         self._began = self.clock()
-        self.command, self.steps, self._of_turn, self.with_team = None, 0, 0, 0.0
+        self.command, self.steps, self._of_turn = None, 0, 0
+        self.with_team = self.for_slower = 0.0
         self._losses.clear()
         self._give_up()
         (load or self._begin)(command)
@@ -124,7 +126,7 @@ class ScriptWorker(TurnStages):
             "compute": self.clock() - self._fetched - self.with_team,
         }
         if command.team is not None:
-            timings["team"] = self.with_team
+            timings |= {"team": self.with_team, "wait": self.for_slower}
         leads = command.team is None or command.team.leader == self.worker
         losses = self._losses
         loss = math.fsum(losses) / len(losses) if losses else math.nan

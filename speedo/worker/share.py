@@ -58,6 +58,7 @@ class RecordShare:
         self.workers, self._ahead = workers, ahead
         self.epoch = 0  # of the loop that comes next
         self.given = 0  # records that the loop was given since the last step
+        self.of_round = 0  # records that this worker was dealt for the next round of its team, which are a batch
         self._over = False  # the present loop has nothing to come
         self._kept: list[Lease] = []  # leased and not yet in a batch
         self._taken: list[Lease] = []  # given to the loop since the last turn
@@ -180,7 +181,7 @@ class RecordShare:
                     self._kept.insert(0, lease)
                     self._over = True
                     return
-                stop = min(lease.stop, lease.start + source.batch)
+                stop = min(lease.stop, lease.start + max(source.batch, self.of_round))
                 if stop < lease.stop:
                     self._kept.insert(0, Lease(lease.epoch, stop, lease.stop))
                 part = Lease(lease.epoch, lease.start, stop)

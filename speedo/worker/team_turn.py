@@ -144,6 +144,7 @@ def team_rounds(
         "fetch": fetched - began,
         "compute": summed - fetched - meeting.seconds,
         "team": meeting.seconds,
+        "wait": meeting.seconds if team.spread else meeting.for_slower,
         "publish": clock() - summed,
     }
     samples = len(losses) * command.steps * engine.samples_per_step
@@ -174,25 +175,28 @@ def _agree_to_end(seat: TeamPlace) -> Generator[Wait, SumOverHosts | None, bool]
 
 
 class Stopwatch:
-    """Counts the seconds of waiting."""
+    """Counts the seconds of waiting, and those of the first wait of each, which is for slower members."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self.seconds = clock, 0.0
+        self._clock, self.seconds, self.for_slower = clock, 0.0, 0.0
 
     def of(
         self, waits: Generator[Wait, SumOverHosts | None, Answer]
     ) -> Generator[Wait, SumOverHosts | None, Answer]:
         """The same, with each wait counted."""
         begun: SumOverHosts | None = None
+        before = self.seconds
         while True:
             try:
                 wait = waits.send(begun)
             except StopIteration as done:
                 result: Answer = done.value
                 return result
-            began = self._clock()
+            began, is_first = self._clock(), self.seconds == before
             begun = yield wait
-            self.seconds += self._clock() - began
+            waited = self._clock() - began
+            self.seconds += waited
+            self.for_slower += waited * is_first
 
 
 def _payload_round(

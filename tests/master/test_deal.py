@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from speedo.exchange.lease import DealRequest, Dealt, Lease, LeaseRequest, NoLease
 from speedo.master.lease_book import LeaseBook
 from speedo.master.leases import Leases
-from speedo.messages import Drop, Left, Pause, Trained
+from speedo.messages import Divided, Drop, Left, Pause, Trained
 
 MEMBERS = ((0, 1), (1, 1))
 
@@ -23,10 +23,11 @@ def deal(
     *,
     epochs: int = 2,
     drop_last: bool = False,
+    divides: bool = False,
     number: tuple[int, int] = (1, 1),
 ) -> Dealt:
     request = LeaseRequest(records, False, 4, 0, epochs)
-    return book.deal(DealRequest(number, request, MEMBERS, rounds, drop_last))
+    return book.deal(DealRequest(number, request, MEMBERS, rounds, drop_last, divides))
 
 
 def book_of(*members: tuple[int, int]) -> LeaseBook:
@@ -45,6 +46,21 @@ def test_a_round_is_a_batch_of_one_process_and_ends_with_the_epoch() -> None:
             (Lease(1, 0, 4), Lease(1, 4, 8)),
         )
     )
+
+
+def test_a_round_that_is_divided_by_speed_has_as_many_records() -> None:
+    leases = Leases(book := book_of(*MEMBERS), pytest.fail)
+    leases.divide(Divided((0, 1), (7, 1), 0, "by speed"))
+    found = deal(book, 10, 3, divides=True)
+    assert found == Dealt(
+        (
+            (Lease(0, 0, 7), Lease(0, 7, 8)),
+            (Lease(0, 8, 10), None),
+            (Lease(1, 0, 7), Lease(1, 7, 8)),
+        )
+    )
+    equal = (Lease(1, 8, 10), None)  # for a script whose batches must stay as they are
+    assert deal(book, 10, 1, number=(1, 2)) == Dealt((equal,))
 
 
 def test_what_is_no_whole_batch_is_left_out_if_the_loader_drops_it() -> None:

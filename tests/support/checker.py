@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from speedo.master.observers import Observer
 from speedo.messages import (
     Action,
+    Divided,
     Drop,
     Evaluate,
     Event,
@@ -147,6 +148,12 @@ class Checker:
                 self._merge(action)
             case Drop():
                 self._drop(action)
+            case Divided():
+                self.require(not self.turns, "divided while a worker trains", action)
+                for who, size in zip(action.workers, action.records, strict=True):
+                    if who in self.members:
+                        own = replace(self.members[who], samples_per_step=size * action.unit)
+                        self.members[who] = own
             case SetAside():
                 self.require(self.strikes[action.worker] == STRIKES, "set aside early", action)
                 self._forget(action.worker)

@@ -475,7 +475,7 @@ def test_each_member_says_what_it_trained_and_lost() -> None:
     assert (members.workers[0].samples, members.workers[1].samples) == (20, 12)
     assert len(first.losses) == 4
     assert first.loss == pytest.approx(sum(first.losses) / 4)
-    assert set(first.timings) == {"fetch", "compute", "team", "publish"}
+    assert set(first.timings) == {"fetch", "compute", "team", "wait", "publish"}
 
 
 def test_the_iteration_of_each_round_follows_the_stride() -> None:

@@ -351,8 +351,9 @@ class RunConfig(_Run):
 
     @property
     def divides_by_speed(self) -> bool:
-        """Whether the workers' shares of the batch follow their measured speeds."""
-        return self.batch_division == "speed" and self.splits_batch and waits_for_all(self)
+        """Whether shares of a batch, or of a round of scripts, follow the measured speeds of the workers."""
+        is_speed, parts = self.batch_division == "speed", self.splits_batch or self.own
+        return is_speed and parts and waits_for_all(self)
 
     @property
     def scale_of_lr(self) -> LrScale:

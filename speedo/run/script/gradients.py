@@ -305,6 +305,7 @@ class GradientTurns:
                 self._is_pending = False
                 self._rows = deque(row for row in self._rows if row is not None)
                 if not self._rows:
+                    self._share.of_round = 0
                     return self._turns.lease(request)
                 continue
             if self._share.reads_ahead:
@@ -319,6 +320,7 @@ class GradientTurns:
                 return found
         row = self._rows.popleft()
         assert row is not None
+        self._share.of_round = len(row)
         return row
 
     def _come_for_none(self, team: DrivenTeam, request: LeaseRequest) -> NoLease | None:
@@ -380,9 +382,11 @@ class GradientTurns:
         most = MOST_DEALT if share.has_loaders else min(MOST_DEALT, team.rounds)
         asked = replace(request, count=share.source.batch, epoch=epoch)
         members = tuple(one[:2] for one in team.team.members)
+        source = share.source
+        divides = not (team.several or source.drop_last or source.step)
         try:
             return self._turns.deal(
-                DealRequest(team.next_deal, asked, members, most, share.source.drop_last)
+                DealRequest(team.next_deal, asked, members, most, source.drop_last, divides)
             )
         except (EOFError, OSError):  # the run is gone, as the end of the turn will show
             return Dealt((), NoLease.OVER)

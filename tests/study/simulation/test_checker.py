@@ -13,7 +13,7 @@ from speedo.master import center
 from speedo.master.center import Center
 from speedo.master.coordinator import Coordinator
 from speedo.master.driver import Driver
-from speedo.master.turn_book import Member, Merged, Turn
+from speedo.master.members import Member, Merged, Turn
 from speedo.messages import NOTHING, Decision, Result
 from speedo.sgd_modes.catch_up import CatchUp
 from speedo.sgd_modes.hybrid import Hybrid

@@ -81,7 +81,7 @@ def run(
         observer=seen.follow,
         places=lambda worker: "host",
         script=begin,
-        division=None if even else SpeedDivision(BATCH),
+        division=None if even else SpeedDivision(BATCH, workers=workers),
     )
     return found, seen
 
@@ -187,8 +187,8 @@ class InBatches(QuadraticEngine):
         return spread
 
 
-@pytest.mark.parametrize("teams", [True, False])
-def test_the_model_is_that_of_the_undivided_batch(teams: bool) -> None:
+@pytest.mark.parametrize(("teams", "slow"), [(True, 0.1), (True, 0.01), (False, 0.1)])
+def test_the_model_is_that_of_the_undivided_batch(teams: bool, slow: float) -> None:
     """Sums are weighted by samples, and the solver's history goes on, also where the batch is divided anew."""
 
     def follow(cluster: SimulatedCluster) -> None:
@@ -201,15 +201,16 @@ def test_the_model_is_that_of_the_undivided_batch(teams: bool) -> None:
 
         cluster.shares.divide = watched  # type: ignore[method-assign]
 
-    speeds = {0: 1.0, 1: 0.1, 2: 0.5, 3: 0.8}
+    speeds = {0: 1.0, 1: slow, 2: 0.5, 3: 0.8}
     found, seen = run(
-        lambda worker, now: speeds[worker], 4, iterations=250, teams=teams, kind=InBatches,
-        script=follow,
+        lambda worker, now: speeds[worker] if now < 190.0 else 1.0, 4, iterations=700, teams=teams,
+        kind=InBatches, script=follow,
     )  # fmt: skip
-    assert len(seen.all(Divided)) >= 1
-    assert min(seen.all(Divided)[-1].records) < 10
+    divided = [one.records[1] for one in seen.all(Divided)]
+    assert min(divided) in ((0,) if teams and slow < 0.1 else range(1, 10))
+    assert divided[-1] > BATCH / 8, "it has come back"
     InBatches.parts = {0: BATCH}
-    whole, _ = run(lambda worker, now: 1.0, 1, iterations=250, kind=InBatches, even=True)
+    whole, _ = run(lambda worker, now: 1.0, 1, iterations=700, kind=InBatches, even=True)
     np.testing.assert_allclose(found.center.vector, whole.center.vector, rtol=2e-5, atol=1e-6)
 
 
@@ -223,6 +224,34 @@ def test_each_merge_has_the_samples_of_one_batch_after_a_division_too() -> None:
 def test_no_fault_breaks_a_run_that_divides_by_speed(seed: int) -> None:
     chance = random.Random(seed)
     schedule = make_schedule("sync", chance)
-    speeds = tuple(chance.choice((1.0, 1.0, 0.5, 4.0)) for _ in schedule.speeds)
+    speeds = tuple(chance.choice((1.0, 1.0, 0.5, 4.0, 100.0)) for _ in schedule.speeds)
     schedule = replace(schedule, speeds=speeds)
-    run_schedule(schedule, division=SpeedDivision(schedule.plan.batch, look_s=0.2))
+    records, workers = schedule.share * schedule.plan.workers, schedule.plan.workers
+    run_schedule(schedule, division=SpeedDivision(records, look_s=0.2, workers=workers))
+
+
+@pytest.mark.parametrize("seed", range(tried(1)))
+def test_a_worker_whose_single_record_holds_up_the_others_rests_until_it_is_faster(
+    seed: int,
+) -> None:
+    """Its part of each batch is the others' meanwhile, so each step still has one batch, and the model is the same."""
+
+    def speed(worker: int, now: float) -> float:
+        return 0.03 if worker == 2 and now < 200.0 else 1.0
+
+    _, seen = run(speed, 10, iterations=1500, seed=seed)
+    divisions = [dict(zip(one.workers, one.records, strict=True)) for one in seen.all(Divided)]
+    assert any(one[2] == 0 for one in divisions), divisions
+    assert divisions[-1][2] >= 0.9 * BATCH / 10, divisions
+    assert {sum(one.values()) for one in divisions} == {BATCH}
+    assert {sum(part.samples for part in one.parts) % BATCH for one in seen.all(Merge)} == {0}
+    assert seen.rate(120.0, 190.0) > 0.85 * 9 / 10 * BATCH / STEP_S
+    assert len(divisions) < 12
+
+
+def test_who_rests_trains_again_once_nobody_else_is_there() -> None:
+    found, seen = run(
+        lambda worker, now: (1.0, 0.005)[worker], 2, iterations=350, script=lambda cluster: cluster.die(0, 320.0)
+    )  # fmt: skip
+    assert found.outcome.complete
+    assert [one.records for one in seen.all(Divided)] == [(BATCH, 0), (BATCH // 2, BATCH // 2)]

@@ -58,7 +58,7 @@ class SimulatedShares:
         share = self.shares.get(worker)
         if share is None or self._with_share is None:
             return self.engine(worker)
-        return self._with_share(worker, share)
+        return self._with_share(worker, share or 1)
 
     def rebuilt(self, worker: int, former: Engine) -> Engine:
         """Likewise, with the history of the former one."""
