@@ -1,21 +1,25 @@
 """Sync where one worker has a tenth of the speed of the others: images/s against the sum of what all can do.
 
     python -m bench.unequal [--nets cifar10_full] [--ways speed even] [--workers 4] [--share 0.1] [--others 0.45]
-                            [--seconds 80] [--rounds 3]
+                            [--seconds 80] [--rounds 3] [--script]
+
+With `--script` a LeNet in PyTorch is trained instead, by `bench/support/own_loop_script.py`, with 64 records for each
+worker.
 
 A worker is stopped and continued two hundred times a second, so that it computes for a part of the time: the last one
 for `--share` of what the others do, and these for `--others`. Four at 0.45 leave two cores time for the rest of the
 run, so that each has the speed of a machine of its own; at 1 they compete, and a share of them is no speed.
-`free` are as many processes of plain Caffe that train side by side, each alone, throttled likewise: before a run on
-equal shares of the batch (`equal`), and after it on those that the run came to (`shares`), for a step of Caffe's is not
-proportional to its batch. `speed` and `even` are `batch_division`. `settled` are the images/s after the last
-division, which `divided` shows, with the seconds of all; `whole` those from the first merge to the last. Medians, and
-ratios taken within a round.
+`free` are as many processes of plain Caffe, or of the script, that train side by side, each alone, throttled likewise:
+before a run on equal shares of the batch (`equal`), and after it on those that the run came to (`shares`), for a step
+is not proportional to its batch; who has no records has no process then. `speed` and `even` are `batch_division`.
+`settled` are the images/s after the last division, which `divided` shows, with the seconds of all; `whole` those from
+the first merge to the last. Medians, and ratios taken within a round.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,21 +27,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from bench.support import table
 from bench.support.arguments import parser_for, rounds, seconds, whole
 from bench.support.figures import Measured, MeasureError, Ratio, median_rate, paired_ratio
 from bench.support.machine import heading, status_of
-from bench.support.processes import end_by_signals
-from bench.support.runs import START_S, cores, free_running, plain_caffe, train
+from bench.support.processes import child, end_by_signals
+from bench.support.runs import ONE_THREAD, START_S, cores, free_running, plain_caffe, train
 from speedo.run_dir.directory import METRICS
 from speedo.run_dir.events import BatchDivided, ResultMerged, read_events
 from tests.support.bundled_nets import Bench
 from tests.support.throttled import throttle
 
 NETS: Final = ("cifar10_full", "lenet")
+SCRIPT: Final = Path(__file__).with_name("support") / "own_loop_script.py"
+BATCH: Final = 64  # of a script's worker
 RATES: Final = ("equal", "shares", "settled", "whole")
 RATIOS: Final = (("settled", "equal"), ("settled", "shares"), ("whole", "equal"))
 WAYS: Final = ("speed", "even")
@@ -72,6 +81,37 @@ def free(net: Bench, sizes: Sequence[int], shares: Sequence[float], scratch: Pat
         )
 
 
+def free_scripts(sizes: Sequence[int], shares: Sequence[float]) -> Measured:
+    """Likewise, of the script."""
+    with ExitStack() as stack:
+        scripts = list[subprocess.Popen[str]]()
+        for size in sizes:
+            words = ["--seconds", str(FREE_S), "--batch", str(size)]
+            begun = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *words], stdout=subprocess.PIPE, text=True,
+                env={**os.environ, **ONE_THREAD},
+            )  # fmt: skip
+            scripts.append(stack.enter_context(begun))
+            stack.callback(begun.kill)
+        for one in scripts:
+            assert one.stdout is not None
+            one.stdout.readline()  # that it has begun
+        stack.enter_context(throttled([one.pid for one in scripts], shares))
+        said = [one.communicate(timeout=20 * FREE_S + START_S)[0] for one in scripts]
+    return Measured(sum(float(one.split()[-1]) for one in said), {})
+
+
+def train_script(
+    workers: int, options: Sequence[str], scratch: Path, watch: Callable[..., None]
+) -> None:
+    """`speedo run` with the script."""
+    run_dir = scratch / "run"
+    words = ["run", "--workers", str(workers), "--run-dir", str(run_dir), *options]
+    command = [sys.executable, "-m", "speedo", *words, str(SCRIPT), "--seconds", "1000000"]
+    with (scratch / "run.log").open("w") as log, child(command, log=log) as process:
+        watch(process, run_dir)
+
+
 def throttling(shares: Sequence[float]) -> Callable[[subprocess.Popen[str], Path], None]:
     """For `train`: throttles the workers from the first turn to the end of the run."""
 
@@ -90,9 +130,15 @@ def _processes(run_dir: Path, workers: int) -> list[int]:
         lines = map(json.loads, log.read_text().splitlines()[:-1] if log.exists() else ())
         found = {one["worker"]: int(one["process"]) for one in lines if one["event"] == "joined"}
         if len(found) == workers:
-            return [found[worker] for worker in sorted(found)]
+            return [_script_of(found[worker]) for worker in sorted(found)]
         time.sleep(0.1)
     raise MeasureError(f"{workers} workers did not join")
+
+
+def _script_of(worker: int) -> int:
+    """The process that computes: the script of this worker, if it has one."""
+    below = psutil.Process(worker).children(recursive=True)
+    return next((one.pid for one in below if str(SCRIPT) in one.cmdline()), worker)
 
 
 def rates(run_dir: Path) -> tuple[dict[str, float], list[tuple[float, str]]]:
@@ -123,6 +169,7 @@ def main() -> int:
     """Status 1 if a measurement failed."""
     parser = parser_for("bench.unequal", __doc__, default_rounds=3)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--script", action="store_true", help="a script, instead of the nets")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--workers", type=whole, default=4, metavar="N")
     parser.add_argument("--share", type=float, default=0.1, metavar="PART", help="of the others'")
@@ -136,17 +183,23 @@ def main() -> int:
     _, say = heading("bench.unequal")
     failures = list[str]()
     lines = [["", "way", *RATES, *(" / ".join(pair) for pair in RATIOS), "divided"]]
-    for name in asked.nets:
+    for name in [SCRIPT.name] if asked.script else asked.nets:
         found: dict[str, list[dict[str, Measured]]] = {way: [] for way in asked.ways}
         said = dict.fromkeys(asked.ways, "")
         for number in range(asked.rounds):
             with tempfile.TemporaryDirectory(prefix="speedo-bench-") as folder:
-                net = Bench.make(name, Path(folder) / name)
-
-                equal = [net.batch // asked.workers] * asked.workers
+                alone: Callable[..., Measured]
+                if asked.script:
+                    whole_batch = BATCH * asked.workers
+                    alone = free_scripts
+                else:
+                    net = Bench.make(name, Path(folder) / name)
+                    whole_batch = net.batch
+                    alone = partial(free, net, scratch=Path(folder))
+                equal = [whole_batch // asked.workers] * asked.workers
                 try:
                     say(f"{name}, round {number + 1}: free")
-                    before = free(net, equal, shares, Path(folder))
+                    before = alone(equal, shares)
                     for way in asked.ways:
                         say(f"{name}, round {number + 1}: {way}")
                         scratch = Path(folder) / way
@@ -157,20 +210,27 @@ def main() -> int:
                             "--max-seconds",
                             str(asked.seconds),
                         ]
-                        train(
-                            net, "sync", asked.workers, MANY, options, scratch,
-                            seconds=asked.seconds, watch=throttling(shares),
-                        )  # fmt: skip
+                        watch = throttling(shares)
+                        if asked.script:
+                            train_script(
+                                asked.workers, ["--mode", "sync", *options], scratch, watch
+                            )
+                        else:
+                            train(
+                                net, "sync", asked.workers, MANY, options, scratch,
+                                seconds=asked.seconds, watch=watch,
+                            )  # fmt: skip
                         of_run, divisions = rates(scratch / "run")
                         both = {one: Measured(rate, {}) for one, rate in of_run.items()}
                         said[way] = _said(divisions)
                         sizes = _sizes(said[way]) or equal
-                        after = free(net, sizes, shares, Path(folder))
+                        those = [one for one in zip(sizes, shares, strict=True) if one[0]]
+                        after = alone(*zip(*those, strict=True))
                         found[way].append({**both, "equal": before, "shares": after})
                 except MeasureError as error:
                     failures.append(f"{name}: {error}")
         for way in asked.ways:
-            line = [f"{name}, batch {net.batch}", way]
+            line = [f"{name}, batch {whole_batch}", way]
             line += [_whole(found[way], one) for one in RATES]
             for pair in RATIOS:
                 ratio = paired_ratio(found[way], *pair)

@@ -76,11 +76,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--step-ms", type=float, default=0.0, help="a step takes so long at least")
     parser.add_argument("--model", choices=BATCHES, default="lenet")
+    parser.add_argument("--batch", type=int, help="of this process; else that of the model")
     parser.add_argument("--ddp", nargs=3, metavar=("RANK", "SIZE", "FILE"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    batch, model = BATCHES[asked.model], lenet()
+    batch, model = asked.batch or BATCHES[asked.model], lenet()
     data = images(RECORDS, 1)
     if asked.model == "gpt":
         text = torch.randint(SYMBOLS, (RECORDS, LENGTH + 1))
@@ -120,6 +121,8 @@ def _train(
 ) -> None:
     samples, began, due = 0, 0.0, 0.0
     for count, (x, y) in enumerate(batches):
+        if count == 1:
+            print("begun", flush=True)
         if count == WARM_UP:
             samples, began = 0, time.monotonic()
         if count > WARM_UP and time.monotonic() - began > asked.seconds:

@@ -133,18 +133,16 @@ class Coordinator(ReturningBook):
                 self._finish(actions, complete=True, reason=f"{AT_MAX_ITER} {self.plan.max_iter}")
 
     def _on_joined(self, event: Joined, actions: list[Action]) -> None:
-        if (was := self.members.get(event.worker)) is not None:
-            self._on_left(
-                Left(event.worker, was.incarnation, "a newer one took its place"), actions
-            )
-        self._left.pop(event.worker, None)
-        self._aside.pop(event.worker, None)
-        unit = self._unit_for(event.worker, event.meets, event.depth)
-        size = self._shares.get(event.worker, event.samples_per_step)
+        worker = event.worker
+        if (was := self.members.get(worker)) is not None:
+            self._on_left(Left(worker, was.incarnation, "a newer one took its place"), actions)
+        self._left.pop(worker, None)
+        self._aside.pop(worker, None)
+        unit = self._unit_for(worker, event.meets, event.depth)
+        size = self._shares.get(worker, event.samples_per_step)
         member = Member(event.incarnation, size, event.depth, unit, event.meets, event.near)
-        self.members[event.worker] = member
-        self._samples_per_step += size
-        self._parked.add(event.worker)
+        self.members[worker], self._samples_per_step = member, self._samples_per_step + size
+        self._parked.add(worker)
         self._is_back(event)
 
     def _on_left(self, event: Left, actions: list[Action]) -> None:
