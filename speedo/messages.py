@@ -82,7 +82,7 @@ class Leaving:
 class Trained:
     """A turn is finished and its payload is in the store. `loss` is the mean over its steps, `losses` that of rounds.
 
-    `timings` are seconds: fetch, compute, publish; in a team also `team`: waiting for others, summing; of it `wait`: for
+    `timings` are seconds: fetch, compute, publish; in a team `team`: waiting for others, summing; of it `wait`: for
     slower ones. In a team only the leader `has_payload`; a few have if it ended early, `broken` for this reason. A
     script may say no loss: it is NaN then, without `has_loss`. One that `pauses` takes no turn until that is over.
     """

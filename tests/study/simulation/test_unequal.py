@@ -179,9 +179,12 @@ class InBatches(QuadraticEngine):
         self._iteration += 1
         return super()._update(gradient)
 
+    def set_iteration(self, iteration: int) -> None:
+        self._now = iteration
+
     def _take_offset(self) -> float:
         before = sum(size for rank, size in self.parts.items() if rank < self._rank)
-        start = self._iteration * sum(self.parts.values()) + before
+        start = self._now * sum(self.parts.values()) + before
         mean, spread = _batch_offset(*self._problem, start % 240, self.parts[self._rank], 1)
         self._difference -= mean
         return spread
