@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from speedo.engines.quadratic import QuadraticEngine, _batch_offset
-from speedo.exchange.vector import Vector
 from speedo.master.plan import Plan
 from speedo.master.speed_division import Speed, SpeedDivision, divided
 from speedo.messages import Divided, Merge
@@ -170,14 +169,6 @@ class InBatches(QuadraticEngine):
     """Reads its part of each batch of the whole, which `parts` says: it begins behind those of the lower ranks."""
 
     parts: ClassVar[dict[int, int]] = {}
-    _iteration = 0
-
-    def set_iteration(self, iteration: int) -> None:
-        self._iteration = iteration
-
-    def _update(self, gradient: Vector) -> Vector:
-        self._iteration += 1
-        return super()._update(gradient)
 
     def set_iteration(self, iteration: int) -> None:
         self._now = iteration
