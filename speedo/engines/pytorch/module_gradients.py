@@ -47,6 +47,11 @@ class ModuleGradients:
         self._hooks: dict[int, RemovableHandle] = {}  # by id of the parameter
         self._is_queued = False
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether all is in the machine's own memory."""
+        return all(one.device.type == "cpu" for one in self._parameters())
+
     # ------------------------------------------------------------ the end of a backward pass
 
     def on_backward(self, has_ended: Callable[[], None]) -> None:

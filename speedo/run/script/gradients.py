@@ -383,7 +383,9 @@ class GradientTurns:
         asked = replace(request, count=share.source.batch, epoch=epoch)
         members = tuple(one[:2] for one in team.team.members)
         source = share.source
+        # A batch of another size than the script's own may find no memory on a GPU.
         divides = not (team.several or source.drop_last or source.step)
+        divides = divides and self._gradients.on_processor
         try:
             return self._turns.deal(
                 DealRequest(team.next_deal, asked, members, most, source.drop_last, divides)

@@ -64,6 +64,8 @@ class Member:
 
     # -------------------------------------------------------- as the gradients of a module
 
+    on_processor = True
+
     def gradients(self) -> Member:
         return self
 
