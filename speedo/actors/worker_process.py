@@ -36,7 +36,7 @@ from speedo.system.process_state import states_of, takes_signal
 START_S: Final = 120.0  # building a solver may take this long; `--timeout` may give more, as to a script that loads
 _SLOW: Final = "if it loads for longer, raise --timeout; else "
 STACK_S: Final = 0.1  # for a process that hangs to write where it is
-STOPPED_S: Final = 5.0  # for a process that was stopped (SIGSTOP) to be let go on
+STOPPED_S: Final = 2.0  # for a process that was stopped (SIGSTOP) to be let go on
 STOPPED: Final = (
     f"its process was stopped by a signal (SIGSTOP), and not let go on within {STOPPED_S:.0f} s"
 )

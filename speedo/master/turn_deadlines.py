@@ -12,6 +12,7 @@ from speedo.master.reasons import pauses_too_long, turn_overdue
 from speedo.messages import Event, Left, Pause, Train
 
 HEARTBEAT_S: Final = 10.0  # what a death may take to be noticed, on top of the turn itself
+BROKEN_S: Final = 4.0  # the same in a team that the others have found broken
 TURNS_MEASURED: Final = 200  # turn times that the deadline is taken from
 MOST_PATIENCE: Final = 4.0  # times the deadline, for a slot that was overdue again and again
 FEWEST_TURNS: Final = 5  # before this many are known the deadline is the user's timeout
@@ -91,7 +92,7 @@ class TurnDeadlines:
     def hurry(self, command: Train, now: float) -> None:
         """Its team is broken, so this turn ends with the round that its worker is at."""
         if self._slow is not None:
-            usual = 3.0 * self._slow[1] * command.steps + HEARTBEAT_S
+            usual = 3.0 * self._slow[1] * command.steps + BROKEN_S
             self._push(now + max(self.least_s, usual), command)
 
     def _push(self, limit: float, command: Train) -> None:

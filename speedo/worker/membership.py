@@ -21,7 +21,7 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Team
 
 Answer = TypeVar("Answer")
-LEAST_PATIENCE_S: Final = 5.0  # for another member, with three rounds; a stretch has very many
+LEAST_PATIENCE_S: Final = 3.0  # for another member, with three rounds; one that waits says so each half second
 
 
 class SumOverHosts(Protocol):
