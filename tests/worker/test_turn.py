@@ -32,10 +32,15 @@ class RecordingEngine(QuadraticEngine):
 
     def __init__(self) -> None:
         super().__init__(4, batch=BATCH)
+        self.iteration = 0
         self.asked: list[tuple[int, int]] = []
+
+    def set_iteration(self, iteration: int) -> None:
+        self.iteration = iteration
 
     def step(self, n: int, delta: Vector | None = None) -> float:
         self.asked.append((self.iteration, n))
+        self.iteration += n
         return super().step(n, delta)
 
 
