@@ -6,6 +6,7 @@ coordinator or journal: it follows what was received, merged and published.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -474,6 +475,7 @@ def test_promises_hold_however_often_the_master_is_killed(
         except Exception as error:
             error.add_note(f"mode {mode}, seed {seed}")
             raise
+        gc.collect()  # closes the journals of masters that were killed
         kills += masters
         brought += results
     with capsys.disabled():
