@@ -15,6 +15,7 @@ from bench.support.fault_cluster import Cluster
 from bench.support.fault_kinds import HEAD_RAYLET, MACHINE, NOTICE
 from bench.support.processes import processes
 from tests.support.network import Host
+from tests.support.processes import standard_error
 
 NOTICE_S: Final = 30.0  # as of Google and Azure
 AWAY_S: Final = 20.0  # frozen, or off the network
@@ -29,6 +30,7 @@ class Faults:
     ) -> None:
         self._chance, self._mark, self._cluster = chance, mark, cluster
         self._kinds, self._rate = asked.only, 1 / asked.every
+        self._worker = "script" if asked.script else "worker"
         self._ends: list[tuple[float, Callable[[], object]]] = []
         self._away = set[str]()
         self._next: float | None = None
@@ -83,8 +85,10 @@ class Faults:
         if kind == "redis" and cluster.redis is not None:
             cluster.redis.kill()
             return kind
-        name = "worker" if kind == "frozen" else kind
+        name = self._worker if kind in ("worker", "frozen") else kind
         victims = sorted(processes(name, self._mark), key=lambda one: one.pid)
+        if name == self._worker:  # and none that waits for the death of another one
+            victims = [one for one in victims if standard_error(one).startswith("worker-")]
         if not victims:
             return None
         with suppress(psutil.NoSuchProcess):

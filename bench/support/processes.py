@@ -16,6 +16,7 @@ FAREWELL_S = 60.0
 MARK = "SPEEDO_BENCH_MARK"  # in the environment of all processes of a run
 NAMES = {
     "worker": "ray::WorkerActor",
+    "script": "own_loop_script.py",
     "tester": "ray::TesterActor",
     "master": "ray::MasterActor",
     "raylet": "raylet/raylet",
@@ -76,8 +77,9 @@ def processes(kind: str, mark: str) -> list[psutil.Process]:
                 parent = process.parent() if process.info["name"] == "redis-server" else None
                 ours = parent is not None and parent.environ().get(MARK) == mark
             else:
-                # A shell that starts a command again has its words, too.
+                # A shell that starts a command again has its words, too; and a command those of its script.
                 ours = NAMES[kind] in line and process.info["name"] != "sh"
+                ours = ours and not (kind == "script" and " -m speedo " in line)
                 ours = ours and process.environ().get(MARK) == mark
         except psutil.Error:
             continue
