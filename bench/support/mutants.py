@@ -54,12 +54,12 @@ EQUIVALENT: Mapping[tuple[str, str, str], str] = {
         "0.0 becomes 1.0",
     ): "set by the first point, and not read before",
     (
-        "speedo/master/turn_book.py",
+        "speedo/master/members.py",
         "depth: int = 1",
         "1 becomes 2",
     ): "always given",
     (
-        "speedo/master/turn_book.py",
+        "speedo/master/members.py",
         "latest: int = 0  # the ticket of the turn that was issued last",
         "0 becomes 1",
     ): "set with the first turn, and not read before",

@@ -71,13 +71,15 @@ def test_workers_are_bound_to_a_core_each_and_shown_with_it(
         assert f"process {line['process']}, 1 thread, cores {line['cores']}" in shown["text"]
 
     victim = lines[0]
+    said = f"process {victim['process']}, 1 thread, cores {victim['cores']}"
+    wait_for_line(tmp_path / "run" / "train.log", said, 30)  # a line a second
     psutil.Process(victim["process"]).kill()  # the one in its place gets its core
     wait_for_line(tmp_path / "run" / "metrics.jsonl", '"incarnation":2', 60)
     process.terminate()
     _, errors = process.communicate(timeout=WAIT_S)
     *_, last = joined(tmp_path / "run")
     assert (last["cores"], last["process"] != victim["process"]) == (victim["cores"], True)
-    assert f"process {victim['process']}, 1 thread, cores {victim['cores']}" in errors
+    assert said in errors
 
 
 @needs_two_cores

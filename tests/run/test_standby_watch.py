@@ -251,7 +251,8 @@ def test_a_redis_that_answers_late_while_a_standby_takes_over(at: str, tmp_path:
         MasterLease(store, RUN, "A").claim()
         RedisStore(url).administer("DEL", keys.lease(RUN))  # it has expired
         lease = MasterLease(store, RUN, "B", patience=Patience(60.0, has_worked=True))
-        copy = RunFollower(store, RUN, tmp_path, "B")
+        # Of another thread than the lease, once that is kept.
+        copy = RunFollower(RedisStore(url, timeout_s=1.0), RUN, tmp_path, "B")
         one, name = (lease, "claim") if at == "claim" else (copy, "take_rest")
         call, paused = getattr(one, name), threading.Event()
 

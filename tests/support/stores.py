@@ -132,8 +132,17 @@ class Forwarder:
                 near, _ = listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._to))
                 self._open += [near, far]
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+                threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        back = threading.Thread(target=self._pass, args=(far, near), daemon=True)
+        back.start()
+        self._pass(near, far)
+        back.join()
+        for one in (near, far):
+            one.close()
+            with suppress(ValueError):  # all are being closed
+                self._open.remove(one)
 
     @staticmethod
     def _pass(source: socket.socket, target: socket.socket) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import IO, Final
 
@@ -66,7 +66,7 @@ def _start(at: Path) -> None:
         )
     assert process.stdout is not None
     with process.stdout as said:
-        ready, _, _ = select.select([said], [], [], START_S)
+        ready = wait_for([said], START_S)
         assert ready, at.with_name("log").read_text()
         assert said.readline() == "ready\n", at.with_name("log").read_text()
     program = interpreter.place(at.parent, str(at))
@@ -137,7 +137,7 @@ class ForkedProcess:
         with self._lock:
             # The server may be busy with other forks when this one ends, and say so a little later.
             patience = 0.0 if _is_there(self.pid) else START_S
-            if self.returncode is None and select.select([self._status], [], [], patience)[0]:
+            if self.returncode is None and wait_for([self._status], patience):
                 self.returncode = status_of(self._status)
                 self._status.close()
         return self.returncode
@@ -149,7 +149,7 @@ class ForkedProcess:
             left = LOOK_S if end is None else min(LOOK_S, end - time.monotonic())
             if left <= 0:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            select.select([self._status], [], [], left)
+            wait_for([self._status], left)
         return status
 
     def send_signal(self, number: int) -> None:
