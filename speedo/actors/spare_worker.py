@@ -14,9 +14,8 @@ from speedo.actors.worker_process import loading
 from speedo.run.settings import RunSettings
 from speedo.system.free_memory import free_memory
 
-SETTLED_S: Final = (
-    60.0  # a host has one once its workers were there for so long, or one of them has died
-)
+# A host has one once its workers were there for so long, or one of them has died.
+SETTLED_S: Final = 60.0
 PLENTY: Final = 2 << 30  # bytes of free memory with which one is begun
 SHORT: Final = 1 << 30  # and with less than this it is given up
 ANSWER_S: Final = 0.5  # for one that lives to say so

@@ -119,7 +119,7 @@ class WorkerProcess:
         self._process = _process(ready.runs_at.process)
         self._trained_by = [] if self._process is None else [self._process]
         if self._death < 0:  # else it follows another master
-            with suppress(OSError):
+            with suppress(OSError, AttributeError):  # not in every build of Python
                 self._death = os.pidfd_open(ready.runs_at.process)
         if self._process is not None and ready.model is not None:
             self._trained_by = self._process.children(recursive=True)

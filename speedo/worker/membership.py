@@ -21,7 +21,8 @@ from speedo.exchange.vector import Vector
 from speedo.messages import Team
 
 Answer = TypeVar("Answer")
-LEAST_PATIENCE_S: Final = 3.0  # for another member, with three rounds; one that waits says so each half second
+# For another member, with three rounds; one that waits says so each half second.
+LEAST_PATIENCE_S: Final = 3.0
 
 
 class SumOverHosts(Protocol):
